@@ -3,6 +3,11 @@
 GatewayError
 ├── InvalidRequest        400  an invalid body, header or parameter; names the field
 ├── AdminKeyRequired      401/403
+├── KeyRequired           401  a virtual key is missing
+│   └── KeyRefused        401  unknown, revoked or expired
+├── ModelNotAllowed       403  not among the models of the key
+├── RateLimited           429  a limit of the key or its team
+│   └── BudgetExceeded    429
 ├── NotFound              404
 │   └── NoPrefixStore     404  no upstream has a prefix store
 ├── MethodNotAllowed      405
@@ -14,9 +19,14 @@ GatewayError
 ├── UpstreamDisconnected           502  it broke within an answer
 ├── CacheUnavailable             503  the shared store does not answer an operation that needs it
 ├── NoUpstream            503  no upstream is ready
+│   └── TooManyRequests   429  the queues of all upstreams are full
 ├── UpstreamTimeout       504
+│   └── DeadlineExceeded  504  the deadline of the request itself
 └── NotCached             504  only-if-cached, and it is not (RFC 9111, section 5.2.1.7)
 """
+
+import math
+from collections.abc import Mapping
 
 import msgspec
 from aiohttp import web
@@ -71,6 +81,52 @@ class AdminKeyRequired(GatewayError):
 
 class AdminForbidden(AdminKeyRequired):
     status = 403
+
+
+class KeyRequired(GatewayError):
+    status = 401
+    kind = "authentication_error"
+    code = "key_required"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"WWW-Authenticate": "Bearer"}
+
+
+class KeyRefused(KeyRequired):
+    code = "invalid_api_key"
+
+
+class ModelNotAllowed(GatewayError):
+    status = 403
+    kind = "permission_error"
+    code = "model_not_allowed"
+
+
+class RateLimited(GatewayError):
+    """`retry_after` is in seconds; `figures` are headers about the limit."""
+
+    status = 429
+    kind = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, retry_after: float, figures: Mapping[str, str]) -> None:
+        super().__init__(message)
+        self._retry_after = retry_after
+        self._figures = figures
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Retry-After": str(max(1, math.ceil(self._retry_after))), **self._figures}
+
+
+class BudgetExceeded(RateLimited):
+    kind = "insufficient_quota"
+    code = "insufficient_quota"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {**super().headers, "x-should-retry": "false"}  # OpenAI's clients would try again
 
 
 class NotFound(InvalidRequest):
@@ -147,13 +203,29 @@ class UpstreamTimeout(UpstreamError):
     code = "upstream_timeout"
 
 
+class DeadlineExceeded(UpstreamTimeout):
+    pass
+
+
 class NoUpstream(UpstreamError):
+    """`retry_after` are the seconds after which it may be worth trying again."""
+
     status = 503
     code = "no_upstream"
 
+    def __init__(self, message: str, *, retry_after: float = 2.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
     @property
     def headers(self) -> dict[str, str]:
-        return {"Retry-After": "2"}
+        return {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
+
+
+class TooManyRequests(NoUpstream):
+    status = 429
+    kind = "rate_limit_error"
+    code = "upstream_busy"
 
 
 class CacheUnavailable(GatewayError):

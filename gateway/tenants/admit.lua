@@ -1,0 +1,77 @@
+-- Admits requests to a key and its team at once, or to neither.
+-- KEYS: of each scope the window, the slots (a sorted set: slot -> when it expires) and what was spent.
+-- ARGV: the number of scopes; permits wanted, of which fewer may be granted; 1 for a miss, 0 for hits; of a miss its
+--       tokens, nano-dollars, slot, and the slot's milliseconds; five limits of each scope; then slots to free.
+-- Returns 0, the second, the day, the permits granted, and of each scope its requests, tokens, and nano-dollars of day
+-- and month; or the number of the scope that refuses, its limit, milliseconds until that can change, and what is used.
+local count, granted, is_miss = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == '1'
+local tokens, dollars, slot, lease = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7])
+local BEFORE = 7
+local scopes = scopes_of(count, BEFORE)
+
+for number, scope in ipairs(scopes) do
+  local limits = scope.limits
+  scope.requests, scope.tokens, scope.day, scope.month = 0, 0, 0, 0
+  if limits[REQUESTS] >= 0 then
+    scope.requests = window_sum(scope.window, 'r')
+    local free = limits[REQUESTS] - scope.requests
+    if free < 1 then
+      return {number, REQUESTS, window_wait(scope.window, 'r', 1 - free), scope.requests}
+    end
+    granted = math.min(granted, free)
+  end
+  if is_miss and limits[TOKENS] >= 0 then
+    scope.tokens = window_sum(scope.window, 't')
+    -- A request that alone needs more than there is in a minute gets a whole minute.
+    scope.needed = math.min(tokens, limits[TOKENS])
+    local lacking = scope.tokens + scope.needed - limits[TOKENS]
+    if lacking > 0 then
+      return {number, TOKENS, window_wait(scope.window, 't', lacking), scope.tokens}
+    end
+  end
+  if is_miss and limits[SLOTS] >= 0 then
+    for freed = BEFORE + count * LIMITS_OF_SCOPE + 1, #ARGV do
+      redis.call('ZREM', scope.slots, ARGV[freed])
+    end
+    redis.call('ZREMRANGEBYSCORE', scope.slots, '-inf', now_ms)
+    local running = redis.call('ZCARD', scope.slots)
+    if running >= limits[SLOTS] then
+      return {number, SLOTS, 1000, running}
+    end
+  end
+  if is_miss and scope.has_budget then
+    scope.day, scope.month = spent_sums(scope.spent)
+    if limits[DAY] >= 0 and (scope.day >= limits[DAY] or scope.day + dollars > limits[DAY]) then
+      return {number, DAY, ((today + 1) * 86400 - now) * 1000, scope.day}
+    end
+    if limits[MONTH] >= 0 and (scope.month >= limits[MONTH] or scope.month + dollars > limits[MONTH]) then
+      local next_month = today + 1
+      while month_of(next_month) == this_month do
+        next_month = next_month + 1
+      end
+      return {number, MONTH, (next_month * 86400 - now) * 1000, scope.month}
+    end
+  end
+end
+
+local reply = {0, now, today, granted}
+for _, scope in ipairs(scopes) do
+  if scope.limits[REQUESTS] >= 0 then
+    scope.requests = window_add(scope.window, 'r', granted)
+  end
+  if scope.needed then
+    scope.tokens = window_add(scope.window, 't', scope.needed)
+  end
+  if is_miss and scope.limits[SLOTS] >= 0 then
+    redis.call('ZADD', scope.slots, now_ms + lease, slot)
+    redis.call('PEXPIRE', scope.slots, lease)
+  end
+  if is_miss and scope.has_budget then
+    scope.day = redis.call('HINCRBY', scope.spent, 'day_sum', dollars)
+    scope.month = redis.call('HINCRBY', scope.spent, 'month_sum', dollars)
+  end
+  for _, used in ipairs({scope.requests, scope.tokens, scope.day, scope.month}) do
+    reply[#reply + 1] = used
+  end
+end
+return reply

@@ -1,0 +1,319 @@
+"""Holds requests to the limits of their keys and teams: docs/decisions/027-limits.md.
+
+A hit takes a permit that this process has leased. A miss asks Redis once, for all limits of the key and its team.
+"""
+
+import asyncio
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from cache.errors import StoreUnavailable
+from cache.stores.redis_store import RedisStore
+from gateway.errors import CacheUnavailable
+from gateway.http.background_tasks import background_tasks
+from gateway.settings.limits import KeySettings
+from gateway.tenants.admission import UNLIMITED, Admission, LocalAdmission, Reservation
+from gateway.tenants.caller import Caller
+from gateway.tenants.local_share import first_refusal
+from gateway.tenants.scope import NANO, REQUESTS, Refusal, Scope
+from gateway.tenants.scripts import run_script
+from gateway.tenants.usage import RENEWED_AFTER, SLOT_SECONDS, Batch, Usage, usage_of
+from gateway.tenants.virtual_key import VirtualKey
+
+log = logging.getLogger(__name__)
+
+_WORKERS = "keepgate:workers"
+_DEADLINE = 0.05
+_SECOND_DEADLINE = 0.2
+_PROBE_SECONDS = 0.1
+# More at once would only delay each other, and look like a slow Redis.
+_TURNS = 8
+_BACKGROUND_DEADLINE = 2.0
+_LEASE_SECONDS = 1.0
+# A limit may be raised, and permits may come back.
+_REMEMBERED_SECONDS = 1.0
+_HEARTBEAT_SECONDS = 5.0
+_DEAD_AFTER_SECONDS = 15.0
+_UPKEEP_SECONDS = 0.5
+_FORGOTTEN_AFTER_SECONDS = 120.0
+_PAUSE_AFTER_FAILURE = 0.1
+_MOST_TRIES = 20
+
+_encode = msgspec.json.Encoder().encode
+_Delivery = tuple[tuple[Scope, ...], Batch, int]
+
+
+class Limiter:
+    """Make one with `open_limiter`."""
+
+    def __init__(self, redis: RedisStore | None, settings: KeySettings) -> None:
+        self._redis = redis
+        self._is_closed = settings.without_redis == "closed"
+        self._worker = secrets.token_hex(6)
+        self._workers = 1
+        self._usages: dict[str, Usage] = {}
+        self._numbers = itertools.count(1)
+        self._with_news: dict[int, Usage] = {}
+        self._has_news = asyncio.Event()
+        self._delivery: _Delivery | None = None
+        self._delivering = asyncio.Lock()
+        self._outage = 0
+        self._outage_since = 0.0
+        self._turns = asyncio.Semaphore(_TURNS)
+
+    def take_hit(self, caller: Caller) -> bool | None:
+        """Whether a hit may be served: None if Redis must be asked, by `admit_hit`, which also tells a refusal."""
+        usage = self._usage_of(caller.key)
+        if usage is None or not usage.chunk:
+            return True
+        now = time.monotonic()
+        if usage.take_permit(now):
+            return True
+        return False if usage.remembered(now) else None
+
+    async def admit_hit(self, caller: Caller) -> None:
+        """Take the permit of a hit. Raises RateLimited, and CacheUnavailable with Redis away if that is `closed`."""
+        usage = self._usage_of(caller.key)
+        if usage is not None and usage.chunk:
+            await self._take_permit(usage)
+
+    async def admit(self, caller: Caller, prompt_tokens: int, max_output_tokens: int, dollars: float) -> Admission:
+        """Reserve what a miss may use, by estimates; it is settled and released once.
+
+        Raises RateLimited, BudgetExceeded, and CacheUnavailable with Redis away if that is `closed`.
+        """
+        usage = self._usage_of(caller.key)
+        if usage is None:
+            return UNLIMITED
+        if usage.limits_requests_only:
+            await self._take_permit(usage)
+            return UNLIMITED
+        tokens, money = prompt_tokens + max_output_tokens, round(dollars * NANO)
+        slot = f"{self._worker}.{next(self._numbers)}"
+        if usage.limits_slots:
+            usage.slots[slot] = time.monotonic() + RENEWED_AFTER
+        try:
+            reply = await self._ask(usage, 1, (1, tokens, money, slot))
+        except StoreUnavailable as error:
+            self._free(usage, slot)  # Redis may have got the request
+            return self._admit_locally(usage, tokens, money, error)
+        except BaseException:
+            self._free(usage, slot)
+            raise
+        return Reservation(usage, self._report, slot, tokens, money, reply)
+
+    async def flush(self) -> None:
+        """Return when Redis knows what was used so far, however long it is away."""
+        while self._delivery or self._with_news:
+            await self._deliver_next()
+
+    async def run(self) -> None:
+        """Tell Redis what was used, renew slots, and count workers; runs for as long as requests are admitted."""
+        if self._redis is not None:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._deliver_forever())
+                tasks.create_task(self._keep_up())
+                tasks.create_task(self._beat(self._redis))
+
+    # A key's usage in this process
+
+    def _usage_of(self, key: VirtualKey | None) -> Usage | None:
+        """None for a caller without limits."""
+        if key is None:
+            return None
+        usage = self._usages.get(key.id)
+        if usage is None or usage.key is not key:
+            usage = self._usage_of_new(key, usage)
+        return usage if usage.scopes else None
+
+    def _usage_of_new(self, key: VirtualKey, former: Usage | None) -> Usage:
+        """The usage of a key that was read again, perhaps with other limits."""
+        if former is not None and (former.key.limits, former.key.team_limits) == (key.limits, key.team_limits):
+            former.key = key
+            return former
+        usage = self._usages[key.id] = usage_of(key)
+        if former is not None:
+            usage.slots = former.slots
+            if former.return_permits():
+                self._report(former)
+        return usage
+
+    # Asking Redis
+
+    async def _take_permit(self, usage: Usage) -> None:
+        if usage.chunk == 1:
+            await self._lease(usage)
+            return
+        async with usage.refilling:  # one asks for all that wait
+            if not usage.take_permit(time.monotonic()):
+                await self._lease(usage)
+
+    async def _lease(self, usage: Usage) -> None:
+        """Lease permits and take one of them."""
+        if usage.return_permits():
+            self._report(usage)
+        try:
+            _, second, _, granted, *_ = await self._ask(usage, usage.chunk, (0, 0, 0, ""))
+        except StoreUnavailable as error:
+            self._refuse_without_redis(error)
+            if refusal := first_refusal(list(usage.local_shares()), self._workers, None, 0):
+                raise refusal.error() from error
+            return
+        if granted > 1:
+            usage.permits, usage.permits_second = granted - 1, second
+            usage.permits_until = time.monotonic() + _LEASE_SECONDS
+
+    async def _ask(self, usage: Usage, wanted: int, miss: tuple[int | str, ...]) -> list[int]:
+        """The reply of admit.lua that admits. Raises RateLimited, BudgetExceeded, StoreUnavailable."""
+        if self._redis is None:
+            raise StoreUnavailable("there is no Redis")
+        usage.last_used = time.monotonic()
+        keys = [key for scope in usage.scopes for key in scope.keys]
+        numbers = [number for scope in usage.scopes for number in scope.numbers]
+        lease = round(SLOT_SECONDS * 1000)
+        arguments: tuple[str | int, ...] = (len(usage.scopes), wanted, *miss, lease, *numbers, *usage.batch.freed)
+        async with self._turns:
+            if refusal := usage.remembered(time.monotonic()):
+                raise refusal.error()
+            reply: list[int] = await self._run_admit(self._redis, keys, arguments)
+        usage.shares = None
+        if reply[0]:
+            raise self._refused(usage, reply).error()
+        if miss[0]:
+            usage.spent = list(zip(reply[6::4], reply[7::4], strict=True))
+        return reply
+
+    async def _run_admit(self, redis: RedisStore, keys: list[str], arguments: tuple[str | int, ...]) -> list[int]:
+        try:
+            reply: list[int] = await run_script(redis, "admit", keys, arguments, _DEADLINE)
+        except StoreUnavailable:
+            if await self._is_away(redis):
+                raise
+            # A busy process was late, or its connections were taken: that must not suspend limits.
+            reply = await run_script(redis, "admit", keys, arguments, _SECOND_DEADLINE)
+        return reply
+
+    async def _is_away(self, redis: RedisStore) -> bool:
+        """Whether Redis is away: the breaker is open, and has been for longer than a probe takes."""
+        loop = asyncio.get_running_loop()
+        if redis.breaker.times_opened != self._outage:
+            self._outage, self._outage_since = redis.breaker.times_opened, loop.time()
+        try:
+            async with asyncio.timeout_at(self._outage_since + _PROBE_SECONDS):
+                await redis.breaker.wait_closed()
+        except TimeoutError:
+            return True
+        return False
+
+    def _refused(self, usage: Usage, reply: list[int]) -> Refusal:
+        number, which, wait, used = reply
+        refusal = Refusal(usage.scopes[number - 1], which, wait / 1000, used)
+        # Fewer tokens may pass, and a slot may become free at any time.
+        if which == REQUESTS:
+            usage.refused, usage.refused_at = refusal, time.monotonic()
+            usage.refused_until = usage.refused_at + min(refusal.wait, _REMEMBERED_SECONDS)
+        return refusal
+
+    # With Redis away
+
+    def _admit_locally(self, usage: Usage, tokens: int, money: int, error: StoreUnavailable) -> Admission:
+        self._refuse_without_redis(error)
+        shares = list(usage.local_shares())
+        if refusal := first_refusal(shares, self._workers, tokens, money):
+            raise refusal.error() from error
+        return LocalAdmission(usage, self._report, tuple(share for _, share, _ in shares), money)
+
+    def _refuse_without_redis(self, error: StoreUnavailable) -> None:
+        if self._is_closed:
+            raise CacheUnavailable("Limits cannot be checked now: the shared store does not answer.") from error
+
+    # Telling Redis
+
+    def _free(self, usage: Usage, slot: str) -> None:
+        if usage.slots.pop(slot, None) is not None:
+            usage.batch.freed.append(slot)
+            self._report(usage)
+
+    def _report(self, usage: Usage) -> None:
+        self._with_news[id(usage)] = usage
+        self._has_news.set()
+
+    async def _deliver_forever(self) -> None:
+        while True:
+            await self._has_news.wait()
+            await self._deliver_next()
+
+    async def _deliver_next(self) -> None:
+        """Deliver the oldest news; what is not delivered stays, under its number, and counts once."""
+        async with self._delivering:
+            if self._delivery is None:
+                usage = self._with_news.pop(next(iter(self._with_news), 0), None)
+                if usage is None:
+                    self._has_news.clear()
+                    return
+                batch, usage.batch = usage.batch, Batch()
+                self._delivery = usage.scopes, batch, next(self._numbers)
+            await self._deliver(*self._delivery)
+            self._delivery = None
+
+    async def _deliver(self, scopes: tuple[Scope, ...], batch: Batch, number: int) -> None:
+        if self._redis is None:
+            return
+        keys = [key for scope in scopes for key in scope.keys]
+        numbers = [limit for scope in scopes for limit in scope.numbers]
+        lease = round(SLOT_SECONDS * 1000)
+        arguments: tuple[str | bytes | int, ...] = (len(scopes), _encode(batch), self._worker, number, lease, *numbers)
+        for _ in range(_MOST_TRIES):
+            await self._redis.breaker.wait_closed()
+            try:
+                await run_script(self._redis, "settle", keys, arguments, _BACKGROUND_DEADLINE)
+                return
+            except StoreUnavailable as error:
+                failure = error
+                await asyncio.sleep(_PAUSE_AFTER_FAILURE)
+        log.error("what %s used is not counted: %s", " and ".join(scope.name for scope in scopes), failure)
+
+    # Time passes
+
+    async def _keep_up(self) -> None:
+        while True:
+            await asyncio.sleep(_UPKEEP_SECONDS)
+            now = time.monotonic()
+            for key_id, usage in list(self._usages.items()):
+                is_over = now >= usage.permits_until and usage.return_permits()
+                if usage.renew_slots(now) or is_over:
+                    self._report(usage)
+                if not usage.slots and now - usage.last_used > _FORGOTTEN_AFTER_SECONDS:
+                    del self._usages[key_id]
+
+    async def _beat(self, redis: RedisStore) -> None:
+        """Say that this worker is alive, and hear how many are."""
+        dead_after = round(_DEAD_AFTER_SECONDS * 1000)
+        while True:
+            try:
+                arguments = (self._worker, dead_after)
+                self._workers = await run_script(redis, "heartbeat", (_WORKERS,), arguments, _BACKGROUND_DEADLINE)
+            except StoreUnavailable:
+                await redis.breaker.wait_closed()  # until then the last number counts
+            await asyncio.sleep(_HEARTBEAT_SECONDS)
+
+
+@asynccontextmanager
+async def open_limiter(redis: RedisStore | None, settings: KeySettings) -> AsyncIterator[Limiter]:
+    """A limiter; what was used is told to Redis before it is gone."""
+    limiter = Limiter(redis, settings)
+    async with background_tasks() as tasks:
+        if settings.required:
+            tasks.keep(limiter.run)
+        yield limiter
+    try:
+        async with asyncio.timeout(_BACKGROUND_DEADLINE):
+            await limiter.flush()
+    except TimeoutError:
+        log.warning("redis did not hear in time what the last requests used")

@@ -1,0 +1,57 @@
+-- Replaces reservations by what requests really used, frees and renews slots, and takes unused permits back.
+-- KEYS: as of admit.lua. ARGV: the number of scopes, a batch as JSON, the worker, the number of its batch, the
+-- milliseconds of a slot, and five limits of each scope.
+-- A batch may come twice, if the reply to the first was lost: money is counted once.
+local count, batch = tonumber(ARGV[1]), cjson.decode(ARGV[2])
+local sender, number, lease = 'worker:' .. ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+
+-- What an answer needed beyond its reservation counts from now on; what it did not need goes back to where it was taken.
+local function settle_tokens(scope)
+  window_sum(scope.window, 't')
+  for _, each in ipairs(batch.tokens) do
+    local second, reserved, used = each[1], math.min(each[2], scope.limits[TOKENS]), each[3]
+    if used > reserved then
+      window_add(scope.window, 't', used - reserved)
+    else
+      window_return(scope.window, 't', second, reserved - used)
+    end
+  end
+end
+
+-- An answer counts on the day on which it ends: an earlier day's reservation ended with that day.
+local function settle_money(scope)
+  spent_sums(scope.spent)
+  if (tonumber(redis.call('HGET', scope.spent, sender)) or 0) >= number then
+    return
+  end
+  redis.call('HSET', scope.spent, sender, number)
+  for _, each in ipairs(batch.money) do
+    local day, reserved, used = each[1], each[2], each[3]
+    redis.call('HINCRBY', scope.spent, 'day_sum', day == today and used - reserved or used)
+    redis.call('HINCRBY', scope.spent, 'month_sum', month_of(day) == this_month and used - reserved or used)
+  end
+end
+
+for _, scope in ipairs(scopes_of(count, 5)) do
+  if scope.limits[REQUESTS] >= 0 and #batch.permits > 0 then
+    window_sum(scope.window, 'r')
+    for _, each in ipairs(batch.permits) do
+      window_return(scope.window, 'r', each[1], each[2])
+    end
+  end
+  if scope.limits[TOKENS] >= 0 and #batch.tokens > 0 then
+    settle_tokens(scope)
+  end
+  if scope.limits[SLOTS] >= 0 then
+    for _, slot in ipairs(batch.renewed) do
+      redis.call('ZADD', scope.slots, now_ms + lease, slot)
+      redis.call('PEXPIRE', scope.slots, lease)
+    end
+    for _, slot in ipairs(batch.freed) do
+      redis.call('ZREM', scope.slots, slot)
+    end
+  end
+  if scope.has_budget and #batch.money > 0 then
+    settle_money(scope)
+  end
+end

@@ -1,0 +1,393 @@
+"""Limits of keys and teams: exact over workers, for hits and for misses."""
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from typing import Any
+
+import pytest
+
+from cache.errors import StoreUnavailable
+from gateway.errors import BudgetExceeded, CacheUnavailable, RateLimited
+from gateway.settings.limits import KeySettings
+from gateway.tenants.limiter import Limiter, open_limiter
+from gateway.tenants.scope import scopes_of
+from gateway.tenants.virtual_key import Limits
+from tests.cache.valkey import Valkey
+from tests.gateway.tenants.conftest import Workers, caller
+from tests.waiting import until
+
+ALICE_SPENT = "keepgate:{limits:key_alice}:key:key_alice:spent"
+ALICE_SLOTS = "keepgate:{limits:key_alice}:key:key_alice:slots"
+
+
+async def admitted(requests: list[Awaitable[Any]]) -> int:
+    """How many of the requests were admitted; the others must have been refused by a limit."""
+    results = await asyncio.gather(*requests, return_exceptions=True)
+    for result in results:
+        assert not isinstance(result, BaseException) or isinstance(result, RateLimited), result
+    return sum(not isinstance(result, BaseException) for result in results)
+
+
+async def calls(raw: Any, command: str = "evalsha") -> int:
+    """How often Redis was sent a command."""
+    stats = await raw.info("commandstats")
+    return int(stats.get(f"cmdstat_{command}", {"calls": 0})["calls"])
+
+
+# Requests a minute
+
+
+@pytest.mark.parametrize("kind", ["hits", "misses", "misses with other limits"])
+async def test_a_limit_is_exact_over_workers(workers: Workers, valkey: Valkey, kind: str) -> None:
+    """Of 1,000 concurrent requests at four workers, as many are admitted as the limit says."""
+    limiters = [(await workers.start(valkey)).limiter for _ in range(4)]
+    alice = caller(requests_per_minute=100, tokens_per_minute=10**6 if "other" in kind else None)
+
+    def request(limiter: Limiter) -> Awaitable[Any]:
+        return limiter.admit_hit(alice) if kind == "hits" else limiter.admit(alice, 5, 5, 0)
+
+    assert await admitted([request(limiters[number % 4]) for number in range(1_000)]) == 100
+
+
+async def test_a_large_limit_is_exact_though_permits_are_leased(workers: Workers, valkey: Valkey) -> None:
+    """Permits that are leased in parts add up to the limit, and most hits ask nobody."""
+    limiters = [(await workers.start(valkey)).limiter for _ in range(2)]
+    alice = caller(requests_per_minute=5_000)
+    served = 0
+    asked = 0
+    for number in range(12_000):
+        limiter = limiters[number % 2]
+        taken = limiter.take_hit(alice)
+        if taken is None:
+            asked += 1
+            taken = await admitted([limiter.admit_hit(alice)]) == 1
+        served += taken
+
+    assert served == 5_000
+    assert asked < 5_000 / 4
+
+
+async def test_permits_that_nobody_used_come_back(workers: Workers, valkey: Valkey, raw: Any) -> None:
+    """What is left of a lease when it ends is returned."""
+    limiter = (await workers.start(valkey)).limiter
+    alice = caller(requests_per_minute=50_000)
+    await limiter.admit_hit(alice)
+    window = scopes_of(alice.key)[0].keys[0]  # type: ignore[arg-type]
+    assert int(await raw.hget(window, "rsum")) == 50
+
+    async def is_returned() -> bool:
+        return int(await raw.hget(window, "rsum")) == 1
+
+    await until(is_returned)
+
+
+async def test_a_refusal_is_remembered(workers: Workers, valkey: Valkey, raw: Any) -> None:
+    """A key that is at its limit does not make Redis busy."""
+    limiter = (await workers.start(valkey)).limiter
+    alice = caller(requests_per_minute=1)
+    await limiter.admit_hit(alice)
+    assert await admitted([limiter.admit_hit(alice)]) == 0
+    before = await calls(raw)
+
+    assert limiter.take_hit(alice) is False
+    assert await admitted([limiter.admit_hit(alice) for _ in range(500)]) == 0
+    assert await calls(raw) - before < 10
+
+
+async def test_a_raised_limit_holds_at_once(workers: Workers, valkey: Valkey) -> None:
+    """What was used stays used, and a remembered refusal ends with the limit that it was about."""
+    limiter = (await workers.start(valkey)).limiter
+    assert await admitted([limiter.admit_hit(caller(requests_per_minute=5)) for _ in range(9)]) == 5
+    assert await admitted([limiter.admit_hit(caller(requests_per_minute=7)) for _ in range(9)]) == 2
+
+
+async def test_a_refusal_says_what_is_limited(workers: Workers, valkey: Valkey) -> None:
+    """The error names scope and limit, and has OpenAI's headers and Retry-After."""
+    limiter = (await workers.start(valkey)).limiter
+    alice = caller(requests_per_minute=3)
+    assert await admitted([limiter.admit_hit(alice) for _ in range(3)]) == 3
+    with pytest.raises(RateLimited, match="The key 'alice' may have 3 requests a minute") as refused:
+        await limiter.admit_hit(alice)
+
+    error = refused.value
+    assert (error.status, error.code) == (429, "rate_limit_exceeded")
+    assert 50 < int(error.headers["Retry-After"]) <= 61
+    assert error.headers["x-ratelimit-limit-requests"] == "3"
+    assert error.headers["x-ratelimit-remaining-requests"] == "0"
+    assert 50 < float(error.headers["x-ratelimit-reset-requests"].removesuffix("s")) <= 61
+
+
+# Keys and teams
+
+
+async def test_a_team_is_limited_over_its_keys(workers: Workers, valkey: Valkey) -> None:
+    """All keys of a team share its limit, and what the team refuses is not taken from the key."""
+    limiter = (await workers.start(valkey)).limiter
+    shared = Limits(requests_per_minute=10)
+    alice = caller("alice", "web", shared, requests_per_minute=8, tokens_per_minute=10**6)
+    bob = caller("bob", "web", shared)
+    assert await admitted([limiter.admit_hit(bob) for _ in range(6)]) == 6
+    assert await admitted([limiter.admit(alice, 1, 1, 0) for _ in range(6)]) == 4
+    with pytest.raises(RateLimited, match="The team 'web' may have 10 requests a minute"):
+        await limiter.admit(alice, 1, 1, 0)
+
+    alone = caller("alice", "web", Limits(), requests_per_minute=8)
+    assert await admitted([limiter.admit_hit(alone) for _ in range(9)]) == 4
+
+
+async def test_a_key_without_limits_asks_nobody(workers: Workers, valkey: Valkey, raw: Any) -> None:
+    """Neither its hits nor its misses reach Redis."""
+    limiter = (await workers.start(valkey)).limiter
+    before = await calls(raw)
+    for _ in range(20):
+        assert limiter.take_hit(caller()) is True
+        admission = await limiter.admit(caller(), 100, 100, 1.0)
+        admission.settle(1, 1.0)
+        admission.release()
+
+    assert await calls(raw) - before <= 1  # a heartbeat
+
+
+# Tokens
+
+
+async def test_tokens_are_reserved_and_settled(workers: Workers, valkey: Valkey) -> None:
+    """An estimate is held until it is known what was used; the rest is free then."""
+    worker = await workers.start(valkey)
+    alice = caller(tokens_per_minute=100)
+    first = await worker.limiter.admit(alice, 10, 80, 0)
+    assert first.headers["x-ratelimit-remaining-tokens"] == "10"
+    with pytest.raises(RateLimited, match="100 tokens a minute"):
+        await worker.limiter.admit(alice, 11, 0, 0)
+    first.settle(30, 0)
+    first.settle(0, 0)  # only the first counts
+    await worker.limiter.flush()
+
+    second = await worker.limiter.admit(alice, 70, 0, 0)
+    second.settle(90, 0)
+    await worker.limiter.flush()
+    with pytest.raises(RateLimited, match="100 tokens a minute"):
+        await worker.limiter.admit(alice, 1, 0, 0)
+
+
+async def test_a_request_larger_than_the_limit_takes_a_whole_minute(workers: Workers, valkey: Valkey) -> None:
+    """It is admitted alone, not refused for ever."""
+    limiter = (await workers.start(valkey)).limiter
+    alice = caller(tokens_per_minute=100)
+    assert await admitted([limiter.admit(alice, 50, 5_000, 0)]) == 1
+    assert await admitted([limiter.admit(alice, 1, 0, 0)]) == 0
+
+
+# Concurrent requests
+
+
+async def test_concurrent_requests_are_limited_over_workers(workers: Workers, valkey: Valkey) -> None:
+    """A request that ends makes place for one, at whichever worker."""
+    limiters = [(await workers.start(valkey)).limiter for _ in range(3)]
+    alice = caller(concurrent_requests=4)
+    first = await limiters[0].admit(alice, 1, 1, 0)
+    assert await admitted([limiters[number % 3].admit(alice, 1, 1, 0) for number in range(50)]) == 3
+    first.release()
+    first.release()  # only the first counts
+    await limiters[0].flush()
+
+    assert await admitted([limiters[1].admit(alice, 1, 1, 0) for _ in range(5)]) == 1
+
+
+async def test_one_request_after_the_other_is_never_refused(workers: Workers, valkey: Valkey) -> None:
+    """A client of one concurrent request may send the next as soon as it has its answer."""
+    limiter = (await workers.start(valkey)).limiter
+    alice = caller(concurrent_requests=1)
+    for _ in range(200):
+        (await limiter.admit(alice, 1, 1, 0)).release()
+
+
+async def test_slots_of_a_dead_worker_become_free(workers: Workers, valkey: Valkey, raw: Any) -> None:
+    """A slot that is not renewed in time counts no more."""
+    limiter = (await workers.start(valkey)).limiter
+    alice = caller(concurrent_requests=1)
+    await limiter.admit(alice, 1, 1, 0)
+    (slot,) = await raw.zrange(ALICE_SLOTS, 0, -1, withscores=True)
+    seconds, _ = await raw.time()
+    assert 13_000 < slot[1] - seconds * 1000 < 17_000
+    await raw.zadd(ALICE_SLOTS, {slot[0]: seconds * 1000 - 1})
+
+    assert await admitted([limiter.admit(alice, 1, 1, 0)]) == 1
+
+
+async def test_slots_of_long_requests_are_renewed(workers: Workers, valkey: Valkey, raw: Any) -> None:
+    """A request that runs for longer than a slot lasts keeps its slot."""
+    limiter = (await workers.start(valkey)).limiter
+    alice = caller(concurrent_requests=1)
+    await limiter.admit(alice, 1, 1, 0)
+    usage = limiter._usages["key_alice"]
+    (slot,) = usage.slots
+    usage.slots[slot] = time.monotonic()  # as if five seconds had passed
+    await raw.delete(ALICE_SLOTS)
+
+    async def is_renewed() -> bool:
+        return await raw.zscore(ALICE_SLOTS, slot) is not None
+
+    await until(is_renewed)
+
+
+# Budgets
+
+
+async def test_concurrent_requests_do_not_overspend(workers: Workers, valkey: Valkey) -> None:
+    """What requests may cost is reserved before they begin."""
+    limiters = [(await workers.start(valkey)).limiter for _ in range(4)]
+    alice = caller(budget_per_day=1.0)
+    assert await admitted([limiters[number % 4].admit(alice, 1, 1, 0.03) for number in range(200)]) == 33
+
+
+async def test_a_budget_counts_what_was_spent(workers: Workers, valkey: Valkey, raw: Any) -> None:
+    """A settled request gives back what it did not cost; money adds up without rounding."""
+    worker = await workers.start(valkey)
+    alice = caller(budget_per_day=1.0, budget_per_month=20.0)
+    for _ in range(30):
+        admission = await worker.limiter.admit(alice, 1, 1, 0.5)
+        admission.settle(2, 0.000_000_1)
+        admission.release()
+        await worker.limiter.flush()
+    assert await raw.hmget(ALICE_SPENT, "day_sum", "month_sum") == [b"3000", b"3000"]
+
+    (await worker.limiter.admit(alice, 1, 1, 0.5)).settle(2, 1.25)
+    await worker.limiter.flush()
+    with pytest.raises(BudgetExceeded, match=r"The key 'alice' has a budget of 1\.00 USD a day") as refused:
+        await worker.limiter.admit(alice, 1, 1, 0)
+    assert (refused.value.status, refused.value.code) == (429, "insufficient_quota")
+    assert 0 < int(refused.value.headers["Retry-After"]) <= 86_400
+    assert worker.limiter.take_hit(alice) is True
+
+
+async def test_a_month_has_a_budget_of_its_own(workers: Workers, valkey: Valkey, raw: Any) -> None:
+    """A new day begins with what the month has left; a new month with everything."""
+    worker = await workers.start(valkey)
+    alice = caller(budget_per_day=1.0, budget_per_month=2.0)
+    (await worker.limiter.admit(alice, 1, 1, 0.9)).settle(1, 0.9)
+    await worker.limiter.flush()
+    day, month = map(int, await raw.hmget(ALICE_SPENT, "day", "month"))
+    await raw.hset(ALICE_SPENT, mapping={"day": day - 1, "month_sum": 1_950_000_000})
+    with pytest.raises(BudgetExceeded, match=r"2\.00 USD a month"):
+        await worker.limiter.admit(alice, 1, 1, 0.1)
+    await raw.hset(ALICE_SPENT, mapping={"day": day - 1, "month": month - 1})
+
+    assert await admitted([worker.limiter.admit(alice, 1, 1, 0.9)]) == 1
+
+
+async def test_a_reservation_of_yesterday_is_not_taken_back_today(workers: Workers, valkey: Valkey, raw: Any) -> None:
+    """An answer that ends after midnight counts for the new day."""
+    worker = await workers.start(valkey)
+    alice = caller(budget_per_day=1.0)
+    admission = await worker.limiter.admit(alice, 1, 1, 0.8)
+    day = int(await raw.hget(ALICE_SPENT, "day"))
+    admission._day = day - 1  # type: ignore[attr-defined]
+    await raw.hset(ALICE_SPENT, mapping={"day": day - 1})
+    admission.settle(1, 0.25)
+    await worker.limiter.flush()
+
+    assert await raw.hget(ALICE_SPENT, "day_sum") == b"250000000"
+
+
+async def test_money_that_is_told_twice_counts_once(workers: Workers, valkey: Valkey, raw: Any) -> None:
+    """A batch whose reply was lost may come again."""
+    worker = await workers.start(valkey)
+    alice = caller(budget_per_day=1.0)
+    (await worker.limiter.admit(alice, 1, 1, 0.5)).settle(1, 0.25)
+    news = next(iter(worker.limiter._with_news.values()))
+    scopes, batch = news.scopes, news.batch
+    await worker.limiter._deliver(scopes, batch, 10**6)
+    await worker.limiter._deliver(scopes, batch, 10**6)
+
+    assert await raw.hget(ALICE_SPENT, "day_sum") == b"250000000"
+
+
+# Redis away
+
+
+async def test_with_redis_away_each_worker_keeps_to_its_share(workers: Workers, own_valkey: Valkey) -> None:
+    """`open` divides limits by the workers that were there."""
+    both = [await workers.start(own_valkey) for _ in range(2)]
+    alice = caller(requests_per_minute=20, tokens_per_minute=1_000, budget_per_day=1.0)
+    (await both[0].limiter.admit(alice, 1, 1, 0.1)).settle(2, 0.1)
+    await both[0].limiter.flush()
+    await own_valkey.kill()
+    for worker in both:
+        worker.limiter._workers = 2  # as the first would hear with its next heartbeat
+
+    for worker in both:
+        assert (
+            await admitted([worker.limiter.admit_hit(caller("bob", requests_per_minute=20)) for _ in range(50)]) == 10
+        )
+        assert await admitted([worker.limiter.admit(alice, 10, 40, 0) for _ in range(50)]) == 10
+    rich = caller("carol", budget_per_day=1.0)
+    assert await admitted([both[0].limiter.admit(rich, 1, 1, 0.125) for _ in range(50)]) == 4
+    few = caller("dave", concurrent_requests=1)
+    admission = await both[0].limiter.admit(few, 1, 1, 0)
+    assert await admitted([both[0].limiter.admit(few, 1, 1, 0)]) == 0
+    admission.release()
+    assert await admitted([both[0].limiter.admit(few, 1, 1, 0)]) == 1
+
+
+async def test_workers_are_counted(workers: Workers, valkey: Valkey) -> None:
+    """Each hears of the others by their heartbeats."""
+    started = [await workers.start(valkey) for _ in range(3)]
+    await until(lambda: started[2].limiter._workers == 3)
+
+
+async def test_closed_refuses_without_redis(workers: Workers, own_valkey: Valkey) -> None:
+    """`closed` answers 503, also to hits."""
+    worker = await workers.start(own_valkey, without_redis="closed")
+    alice = caller(requests_per_minute=20, tokens_per_minute=10)
+    await own_valkey.kill()
+    for request in (worker.limiter.admit(alice, 1, 1, 0), worker.limiter.admit_hit(alice)):
+        with pytest.raises(CacheUnavailable):
+            await request
+
+
+async def test_a_frozen_redis_costs_one_deadline(workers: Workers, own_valkey: Valkey) -> None:
+    """Requests in flight wait for it once, later ones not at all."""
+    worker = await workers.start(own_valkey)
+    alice = caller(tokens_per_minute=10**9)
+    (await worker.limiter.admit(alice, 1, 1, 0)).settle(1, 0)
+    own_valkey.freeze()
+    began = time.monotonic()
+    await asyncio.gather(*(worker.limiter.admit(alice, 1, 1, 0) for _ in range(20)))
+    waited = time.monotonic() - began
+    for _ in range(100):
+        await worker.limiter.admit(alice, 1, 1, 0)
+    own_valkey.thaw()
+
+    assert waited < 0.5
+    assert worker.redis.breaker.times_opened == 1
+
+
+async def test_what_was_used_in_an_outage_is_told_afterwards(workers: Workers, own_valkey: Valkey) -> None:
+    """Money that was spent while Redis was away, or reserved before, is counted when it is back."""
+    worker = await workers.start(own_valkey)
+    alice = caller(budget_per_day=10.0)
+    before = await worker.limiter.admit(alice, 1, 1, 2.0)
+    await own_valkey.kill()
+    before.settle(2, 0.5)
+    (await worker.limiter.admit(alice, 1, 1, 2.0)).settle(2, 1.0)
+    (await worker.limiter.admit(alice, 1, 1, 2.0)).settle(2, 0.25)
+    await own_valkey.start()
+
+    async def is_told() -> bool:
+        try:
+            return bool(await worker.redis.command(("HGET", ALICE_SPENT, "day_sum"), 1.0) == b"1750000000")
+        except StoreUnavailable:
+            return False
+
+    await until(is_told)
+
+
+async def test_a_limiter_that_ends_has_told_redis(valkey: Valkey, workers: Workers, raw: Any) -> None:
+    """What the last requests used is not lost."""
+    worker = await workers.start(valkey)
+    async with open_limiter(worker.redis, KeySettings(required=True)) as limiter:
+        (await limiter.admit(caller(budget_per_day=1.0), 1, 1, 0.5)).settle(1, 0.25)
+
+    assert await raw.hget(ALICE_SPENT, "day_sum") == b"250000000"

@@ -1,0 +1,127 @@
+"""The scripts of limits by themselves, at times that a test says."""
+
+import datetime
+from typing import Any
+
+import redis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.tenants.scripts import script
+from tests.cache.valkey import Valkey
+
+_NOW = "test:now"
+_KEYS = ("test:window", "test:slots", "test:spent")
+
+
+class Clocked:
+    """The scripts, at the time `now` in seconds."""
+
+    def __init__(self, valkey: Valkey) -> None:
+        self.client = redis.Redis.from_url(valkey.url)
+        self.client.flushall()
+        self._admit = self._timed("admit")
+        self._settle = self._timed("settle")
+
+    def _timed(self, name: Any) -> Any:
+        source, _ = script(name)
+        timed = source.replace("redis.call('TIME')", f"cjson.decode(redis.call('GET', '{_NOW}'))", 1)
+        assert timed != source
+        return self.client.register_script(timed)
+
+    def admit(self, now: float, wanted: int, limits: tuple[int, ...], tokens: int = 0, money: int = 0) -> list[int]:
+        self._set(now)
+        miss = (1, tokens, money, "slot") if tokens else (0, 0, 0, "")
+        reply: list[int] = self._admit(keys=_KEYS, args=(1, wanted, *miss, 15_000, *limits))
+        return reply
+
+    def give_back(self, now: float, second: int, permits: int, limits: tuple[int, ...]) -> None:
+        self._set(now)
+        batch = f'{{"tokens":[],"money":[],"permits":[[{second},{permits}]],"freed":[],"renewed":[]}}'
+        self._settle(keys=_KEYS, args=(1, batch, "w", 1, 15_000, *limits))
+
+    def _set(self, now: float) -> None:
+        self.client.set(_NOW, f'["{int(now)}","{int(now % 1 * 1e6)}"]')
+
+
+_steps = st.lists(
+    st.tuples(st.one_of(st.floats(0, 3), st.floats(0, 90)), st.integers(1, 4), st.booleans()), min_size=1, max_size=60
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=_steps, limit=st.integers(1, 8))
+def test_no_minute_has_more_requests_than_the_limit(shared_valkey: Valkey, steps: Any, limit: int) -> None:
+    """The permits used in any 60 seconds are within the limit, and after the wait that a refusal tells there is one."""
+    clocked = Clocked(shared_valkey)
+    limits = (limit, -1, -1, -1, -1)
+    now = 1_800_000_000.0
+    used: list[tuple[float, int]] = []
+    for pause, wanted, gives_back in steps:
+        now += pause
+        reply = clocked.admit(now, wanted, limits)
+        if reply[0] == 0:
+            granted = reply[3]
+            assert 1 <= granted <= wanted
+            if gives_back and granted > 1:
+                clocked.give_back(now, reply[1], granted - 1, limits)
+                granted = 1
+            used.append((now, granted))
+        else:
+            assert reply[:2] == [1, 1]
+            assert 0 < reply[2] <= 61_000
+            now += reply[2] / 1000 + 0.001
+            again = clocked.admit(now, 1, limits)
+            assert again[0] == 0
+            used.append((now, 1))
+        assert sum(count for at, count in used if at > now - 60) <= limit
+    clocked.client.close()
+
+
+def test_the_window_is_not_much_longer_than_a_minute(shared_valkey: Valkey) -> None:
+    """What was used 61 seconds ago counts no more."""
+    clocked = Clocked(shared_valkey)
+    limits = (5, -1, -1, -1, -1)
+    assert clocked.admit(1_800_000_000.9, 5, limits)[:1] == [0]
+    assert clocked.admit(1_800_000_060.99, 1, limits)[0] == 1
+    assert clocked.admit(1_800_000_061.0, 5, limits)[3] == 5
+    clocked.client.close()
+
+
+def test_a_clock_that_is_set_does_not_lock_anyone_out(shared_valkey: Valkey) -> None:
+    """After a step of Redis' clock by an hour, back or forth, requests are admitted."""
+    clocked = Clocked(shared_valkey)
+    limits = (1, 10, -1, -1, -1)
+    for now in (1_800_000_000, 1_800_003_600, 1_800_000_000, 1_800_900_000):
+        assert clocked.admit(now, 1, limits, tokens=10)[0] == 0
+        assert clocked.admit(now, 1, limits, tokens=10)[0] == 1
+    clocked.client.close()
+
+
+def test_months_are_those_of_the_calendar(shared_valkey: Valkey) -> None:
+    """Each day belongs to its month, and a refusal by the month waits for the first of the next."""
+    clocked = Clocked(shared_valkey)
+    limits = (-1, -1, -1, -1, 10)
+    day = datetime.datetime(2027, 1, 1, tzinfo=datetime.UTC)
+    while day.year < 2033:
+        clocked.client.delete(_KEYS[2])
+        now = day.timestamp() + 3_600
+        assert clocked.admit(now, 1, limits, tokens=1, money=10)[0] == 0
+        refused, which, wait, used = clocked.admit(now, 1, limits, tokens=1, money=1)
+        assert (refused, which, used) == (1, 5, 10)
+        first = (day.replace(day=1) + datetime.timedelta(days=32)).replace(day=1)
+        assert wait == (first.timestamp() - now) * 1000
+        assert clocked.client.hget(_KEYS[2], "month") == str(12 * day.year + day.month).encode()
+        day += datetime.timedelta(days=5)
+    clocked.client.close()
+
+
+def test_large_sums_of_money_stay_exact(shared_valkey: Valkey) -> None:
+    """A budget of a million dollars is kept to the nano-dollar."""
+    clocked = Clocked(shared_valkey)
+    limit = 10**15
+    limits = (-1, -1, -1, limit, limit)
+    assert clocked.admit(1_800_000_000, 1, limits, tokens=1, money=limit - 1)[6:] == [limit - 1, limit - 1]
+    assert clocked.admit(1_800_000_000, 1, limits, tokens=1, money=2)[0] == 1
+    assert clocked.admit(1_800_000_000, 1, limits, tokens=1, money=1)[6:] == [limit, limit]
+    clocked.client.close()
