@@ -50,6 +50,11 @@ upstream_cached_prompt_tokens = _counter(
 upstream_cache_write_prompt_tokens = _counter(
     "upstream_cache_write_prompt_tokens", "Prompt tokens that the upstream reports as written to its cache.", "upstream"
 )
+limit_refusals = _counter("limit_refusals", "Requests that a limit of a key or team refused.", "scope", "limit")
+upstream_failures = _counter("upstream_failures", "Tries that gave no answer, by what happened.", "upstream", "reason")
+upstream_retries = _counter("upstream_retries", "Requests that were sent again.")
+hedged_requests = _counter("hedged_requests", "Requests for which a second upstream was asked, as the first was slow.")
+fallbacks = _counter("fallbacks", "Answers of another model than the one asked for.")
 errors = _counter("errors", "Requests that ended with an error of the gateway.", "code")
 upstream_seconds = _histogram("upstream_seconds", "How long upstreams took for a whole answer.")
 upstream_first_byte_seconds = _histogram("upstream_first_byte_seconds", "Until an upstream began to answer.")
