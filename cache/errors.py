@@ -3,6 +3,7 @@
 CacheError
 ├── StoreUnavailable   a tier did not answer in its time, or its breaker is open
 ├── CorruptEntry       stored bytes are not an entry of this version
+├── Undecryptable      stored bytes are encrypted with a key that is not known here, or should be and are not
 └── UnstorableAnswer   an answer that is not whole, or not an answer at all
 """
 
@@ -17,6 +18,10 @@ class StoreUnavailable(CacheError):
 
 class CorruptEntry(CacheError):
     """Stored bytes that fail their checksum or cannot be decoded."""
+
+
+class Undecryptable(CacheError):
+    """Stored bytes that the keys of this process do not open: as good as no stored bytes."""
 
 
 class UnstorableAnswer(CacheError):

@@ -1,18 +1,27 @@
 """The exact cache: memory in front of Redis, one purge state, four kinds of outcome."""
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from cache.entries.entry import Entry
-from cache.entries.generations import Generations, Purge, Scope, new_purge
+from cache.entries.generations import Generations, Purge, Scope, new_purge, purge_of
 from cache.entries.key import Key, namespace_of
 from cache.entries.outcomes import Failed, Hit, Miss, Tier
 from cache.errors import StoreUnavailable
+from cache.stores.erasure import Erased, erase_namespace
 from cache.stores.memory import MemoryStore
+from cache.stores.redis_replies import is_after
 from cache.stores.redis_store import RedisStore
 
+log = logging.getLogger(__name__)
+
 _RETRY_SECONDS = 0.5
+# After so long a token that a known purge has replaced is no reading from the moment before the purge.
+_UNDONE_SECONDS = 0.1
+# A hash of more scopes than this is emptied by a purge of everything.
+_MAX_SCOPES = 10_000
 _SWEEP_BATCH = 2_000
 
 
@@ -115,13 +124,34 @@ class ExactCache:
 
         Even then the purge holds in this process, and the others hear of it once Redis is back.
         """
-        purge = new_purge(scope, name)
+        await self._purge(new_purge(scope, name))
+
+    async def _purge(self, purge: Purge) -> None:
         self._generations.apply(purge)
         if self.redis is not None:
             self._unpublished[purge.field] = purge
         await self._sweep()
         if self.redis is not None:
             await self._publish(self.redis, purge)
+
+    async def erase(self, namespace: str) -> Erased:
+        """Purge a namespace, then remove what is stored of it here and in Redis, and look again.
+
+        Others that share the Redis free their memory as they hear of the purge. Raises StoreUnavailable.
+        """
+        in_memory = self._count(namespace)
+        await self.purge("namespace", namespace)
+        left = self._count(namespace)
+        if self.redis is None:
+            return Erased(in_memory, in_memory - left, left)
+        in_redis = await erase_namespace(self.redis, namespace)
+        left = self._count(namespace)
+        return Erased(
+            in_memory + in_redis.found, max(0, in_memory - left) + in_redis.removed, left + in_redis.remaining
+        )
+
+    def _count(self, namespace: str) -> int:
+        return sum(namespace_of(entry_id) == namespace for entry_id in self.memory.ids())
 
     async def sync_purges(self) -> None:
         """Take over the purge state of Redis, and tell it what it does not know. Raises StoreUnavailable."""
@@ -135,13 +165,30 @@ class ExactCache:
             tokens = await self.redis.generations()
             if changes == self._generations.changes:  # else they may be older than what is known here
                 break
-        lost = self._generations.missing_from(tokens)
         news = self._generations.merge(tokens)
-        self._purges_read_at = outages
+        lost = self._generations.missing_from(tokens)
+        had_outage, self._purges_read_at = self._purges_read_at != outages, outages
         if news:
             await self._sweep()
         if lost:
             await self.redis.restore_generations(lost)
+        if undone := self._generations.undone_in(tokens):
+            await self._purge_again(self.redis, undone)
+        if had_outage:
+            await self.redis.repeat_deletions()
+        if len(tokens) > _MAX_SCOPES:
+            await self.purge("all")
+
+    async def _purge_again(self, redis: RedisStore, undone: Mapping[str, str]) -> None:
+        """Repeats purges that Redis has forgotten, as a failover to a replica can make it.
+
+        With new tokens: another worker may have purged the same scope since then. Raises StoreUnavailable.
+        """
+        await asyncio.sleep(_UNDONE_SECONDS)
+        still = self._generations.undone_in(await redis.generations())
+        for field in undone.items() & still.items():
+            log.warning("redis has lost a purge, which is repeated: %s", field[0])
+            await self._purge(purge_of(field[0]))
 
     async def follow_purges(self) -> None:
         """Apply the purges and deletions of other workers as they happen; runs for as long as the cache is used."""
@@ -171,16 +218,18 @@ class ExactCache:
         position = ""
         while True:
             try:
+                before = position
                 position, events = await redis.purges_since(position)
                 for event in events:
                     if isinstance(event, Purge):
                         self._generations.apply(event)
                     else:
                         self._deletions += 1
+                        redis.note_deletion(event)
                         await self.memory.delete(event)
                 if events:
                     await self._sweep()
-                else:
+                if not events or is_after(before, position):
                     await self.sync_purges()
             except StoreUnavailable:
                 await asyncio.sleep(_RETRY_SECONDS)
@@ -188,6 +237,8 @@ class ExactCache:
 
     async def _sweep(self) -> None:
         """Free the memory of entries that no longer count, a few thousand at a time."""
+        if self.redis is not None:
+            self.redis.discard_writes(lambda entry: not self.counts(entry))
         for number, entry_id in enumerate(self.memory.ids()):
             entry = self.memory.peek(entry_id)
             if entry is not None and not self.counts(entry):

@@ -35,9 +35,7 @@ def shared_valkey() -> Iterator[Valkey]:
 @pytest.fixture
 async def valkey(shared_valkey: Valkey) -> Valkey:
     """The session's server, emptied."""
-    client = redis.asyncio.Redis.from_url(shared_valkey.url)
-    await client.flushall()
-    await client.aclose()
+    await shared_valkey.flush()
     return shared_valkey
 
 

@@ -6,11 +6,14 @@ and an answer that was being computed during a purge is not kept either.
 """
 
 import secrets
+from collections import deque
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 Scope = Literal["all", "namespace", "model"]
 _NEVER_PURGED = "0"
+# Of each scope, how many former tokens are recognised.
+_FORMER_TOKENS = 64
 
 
 class Purge(NamedTuple):
@@ -35,6 +38,7 @@ class Generations:
 
     def __init__(self) -> None:
         self._tokens: dict[str, str] = {}
+        self._former: dict[str, deque[str]] = {}
         self.changes = 0
 
     def current(self, namespace: str, model: str) -> str:
@@ -51,23 +55,56 @@ class Generations:
         )
 
     def apply(self, purge: Purge) -> None:
-        self._tokens[purge.field] = purge.token
+        if purge.scope == "all" and self._tokens.get("all") != purge.token:
+            self._forget_scopes()
+        self._replace(purge.field, purge.token)
         self.changes += 1
 
     def merge(self, tokens: Mapping[str, str]) -> bool:
         """Merges the shared state; True if that changed it.
 
-        A scope that is missing there was purged nevertheless: its token here stays.
+        A scope that is missing there was purged nevertheless, unless everything was purged since then: its token here
+        stays. So does one that has replaced the token there: see `undone_in`.
         """
-        merged = {**self._tokens, **tokens}
-        news = merged != self._tokens
-        self._tokens = merged
+        before = dict(self._tokens)
+        undone = self.undone_in(tokens)
+        if "all" in tokens and "all" not in undone and tokens["all"] != self._tokens.get("all"):
+            self._forget_scopes()
+        for scope, token in tokens.items():
+            if scope not in undone:
+                self._replace(scope, token)
+        news = before != self._tokens
         self.changes += news
         return news
+
+    def undone_in(self, tokens: Mapping[str, str]) -> dict[str, str]:
+        """The scopes whose shared token was replaced by a purge that this process knows: that purge was lost."""
+        return {scope: token for scope, token in tokens.items() if token in self._former.get(scope, ())}
 
     def missing_from(self, tokens: Mapping[str, str]) -> dict[str, str]:
         """The scopes known here and not there, with their tokens."""
         return {scope: token for scope, token in self._tokens.items() if scope not in tokens}
+
+    def _replace(self, scope: str, token: str) -> None:
+        before = self._tokens.get(scope)
+        if before != token:
+            former = self._former.setdefault(scope, deque(maxlen=_FORMER_TOKENS))
+            if token in former:
+                former.remove(token)
+            if before is not None:
+                former.append(before)
+            self._tokens[scope] = token
+
+    def _forget_scopes(self) -> None:
+        """No entry of before a purge of everything counts, whatever was purged before that."""
+        self._tokens = {scope: token for scope, token in self._tokens.items() if scope == "all"}
+        self._former = {scope: former for scope, former in self._former.items() if scope == "all"}
+
+
+def purge_of(field: str) -> Purge:
+    """A new purge of the scope with this field."""
+    scope, _, name = field.partition(":")
+    return new_purge(cast(Scope, scope), name)
 
 
 def _field(scope: Scope, name: str) -> str:

@@ -17,12 +17,13 @@ from typing import Any
 import msgspec
 import xxhash
 
-from cache.errors import CorruptEntry, StoreUnavailable
+from cache.errors import CorruptEntry, StoreUnavailable, Undecryptable
 from cache.stores.redis_store import RedisStore
 
 log = logging.getLogger(__name__)
 
 _MAGIC = b"KGR1"
+_PREFIX = "keepgate:response:"
 _HEADER_BYTES = len(_MAGIC) + 8
 _MAX_RECORD_BYTES = 32 * 2**20
 # A long one takes milliseconds to compress and to hash: it leaves the event loop. A short one gains nothing.
@@ -101,6 +102,7 @@ class Conversations:
         self._keep_for = keep_for
         self._memory = _Memory(capacity, clock)
         self.corrupt_records = 0
+        self.undecryptable = 0
 
     async def save(self, namespace: str, response_id: str, record: bytes) -> None:
         """Keep a record, in place of an older one. Raises StoreUnavailable if it could not be kept."""
@@ -112,7 +114,8 @@ class Conversations:
             self._memory.put(key, value, self._keep_for)
         else:
             milliseconds = max(1, round(min(self._keep_for, _MAX_SECONDS) * 1000))
-            await self._redis.command(("SET", key, value, "PX", milliseconds), _SAVE_DEADLINE)
+            sealed = await self._redis.encryption.seal(key, value)
+            await self._redis.command(("SET", key, sealed, "PX", milliseconds), _SAVE_DEADLINE)
 
     async def load(self, namespace: str, response_id: str) -> bytes | None:
         """The record, or None if there is none; a corrupt one counts as none. Raises StoreUnavailable."""
@@ -123,7 +126,13 @@ class Conversations:
         if value is None:
             return None
         try:
+            if self._redis is not None:
+                value = await self._redis.encryption.open(key, value)
             return await _aside(len(value), _decode, namespace, response_id, value)
+        except Undecryptable as error:
+            self.undecryptable += 1
+            log.warning("a stored response does not count: %s", error)
+            return None
         except CorruptEntry as error:
             self.corrupt_records += 1
             log.warning("a stored response does not count: %s", error)
@@ -135,6 +144,10 @@ class Conversations:
         if self._redis is None:
             return self._memory.drop(key)
         return bool(await self._redis.command(("UNLINK", key), _LOAD_DEADLINE))
+
+    def forget(self, namespace: str) -> int:
+        """Removes a namespace's records from this process; returns how many. Those in Redis: see erasure.py."""
+        return self._memory.drop_all(f"{_PREFIX}{namespace}.")
 
 
 class _Memory:
@@ -172,6 +185,9 @@ class _Memory:
         self._size -= _size(key, value)
         return expires > self._clock()
 
+    def drop_all(self, prefix: str) -> int:
+        return sum([self.drop(key) for key in list(self._values) if key.startswith(prefix)])
+
 
 def _size(key: str, value: bytes) -> int:
     return sys.getsizeof(key) + sys.getsizeof(value) + 200  # the tuple, the float and the cells of the dict
@@ -182,7 +198,7 @@ def _key(namespace: str, response_id: str) -> str:
     if "." in namespace:
         raise ValueError(f"namespace {namespace!r}: a dot ends a namespace, so none can stand in it")
     digest = hashlib.blake2b(response_id.encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
-    return f"keepgate:response:{namespace}.{digest}"
+    return f"{_PREFIX}{namespace}.{digest}"
 
 
 async def _aside(size: int, work: Callable[[str, str, bytes], bytes], *arguments: Any) -> bytes:

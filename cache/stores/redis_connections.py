@@ -1,24 +1,31 @@
-"""Commands to Redis on redis-py's connections, without the overhead of its client and its pool.
+"""Commands to one Redis server on redis-py's connections, without the overhead of its client and its pool.
 
 That takes three times as long as a lookup itself (docs/decisions/009-what-a-miss-costs.md). The pool checks a
 connection before each use; here a connection that is found closed is replaced.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import redis.asyncio
-from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.connection import AbstractConnection, Connection, UnixDomainSocketConnection, parse_url
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
-Command = tuple[str | bytes | int, ...]
+from cache.stores.redis_url import Address
+
+Command = tuple[str | bytes | int | float, ...]
+
+CONNECT_SECONDS = 2.0
 
 
 class RedisConnections:
-    """Persistent connections; as many as there were concurrent callers at most."""
+    """Persistent connections to one server; as many as there were concurrent callers at most."""
 
-    def __init__(self, pool: "redis.asyncio.ConnectionPool") -> None:
-        self._pool = pool  # makes the connections
+    def __init__(self, connect: Callable[[], AbstractConnection]) -> None:
+        self._connect = connect
         self._idle: list[AbstractConnection] = []
 
     async def ask(self, *commands: Command) -> list[Any]:
@@ -32,8 +39,7 @@ class RedisConnections:
             except RedisConnectionError:
                 # The server has closed it, and probably the other idle ones; it may be available now.
                 await self.close()
-        connection: AbstractConnection = self._pool.make_connection()  # type: ignore[no-untyped-call]
-        return await self._ask_on(connection, commands)
+        return await self._ask_on(self._connect(), commands)
 
     async def _ask_on(self, connection: AbstractConnection, commands: tuple[Command, ...]) -> list[Any]:
         try:
@@ -51,6 +57,36 @@ class RedisConnections:
         idle, self._idle = self._idle, []
         for connection in idle:
             await connection.disconnect(nowait=True)
+
+
+class Connector:
+    """Makes connections as a URL of a single server says: credentials, database, TLS and options."""
+
+    def __init__(self, server_url: str) -> None:
+        options: dict[str, Any] = dict(parse_url(server_url))
+        kind = options.pop("connection_class", Connection)
+        options |= {
+            "socket_connect_timeout": CONNECT_SECONDS,
+            # With a timeout of its own a connection uses asyncio.wait_for, which in Python 3.11 can swallow a
+            # cancellation: deadlines would pass unnoticed. Every call has a deadline here.
+            "socket_timeout": None,
+            # Once more: a closed connection does not mean that the server is down.
+            "retry": Retry(NoBackoff(), 1),
+            # Sending the client library's name means reading its metadata for every new connection, which blocks the
+            # event loop for longer than some deadlines; managed services refuse it; and RESP2 needs no HELLO.
+            "driver_info": None,
+            "protocol": 2,
+        }
+        # Only its method that makes connections is used: it knows what each kind of connection takes.
+        self._pool = redis.asyncio.ConnectionPool(connection_class=kind, **options)
+        self._takes_address = not issubclass(kind, UnixDomainSocketConnection)
+
+    def __call__(self, address: Address | None = None, **options: Any) -> AbstractConnection:
+        """A connection to the URL's own server, or to another one."""
+        if address is None and not options:
+            return self._pool.make_connection()  # type: ignore[no-any-return, no-untyped-call]
+        place = {"host": address[0], "port": address[1]} if address is not None and self._takes_address else {}
+        return self._pool.connection_class(**{**self._pool.connection_kwargs, **place, **options})
 
 
 async def _send(connection: AbstractConnection, commands: tuple[Command, ...]) -> None:

@@ -1,7 +1,7 @@
 """The second tier: entries in Redis or Valkey, shared by workers and hosts and kept over restarts.
 
 No request waits here longer than one deadline, and only the first one waits so long (see Breaker). Writes are sent in
-the background, in order, from a bounded queue.
+the background, in order, from a bounded queue. topology.py knows which server has which key.
 """
 
 import asyncio
@@ -9,195 +9,272 @@ import contextlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple, TypeVar, cast, get_args
+from typing import Any, TypeVar
 
-import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, RedisError
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterDownError,
+    ReadOnlyError,
+    RedisError,
+    TryAgainError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from cache.entries.entry import Entry, decode_entry, encode_entry
-from cache.entries.generations import Purge, Scope
-from cache.errors import CorruptEntry, StoreUnavailable
+from cache.entries.generations import Purge
+from cache.errors import CacheError, CorruptEntry, StoreUnavailable, Undecryptable
 from cache.stores.breaker import Breaker
-from cache.stores.redis_connections import Command, RedisConnections
+from cache.stores.cluster import Cluster, NodeDown
+from cache.stores.encryption import Encryption, NoEncryption
+from cache.stores.redis_connections import Command, Connector
+from cache.stores.redis_replies import event, info_fields, is_after, pairs, range_items, stream_items
+from cache.stores.redis_url import parse_redis_url
+from cache.stores.topology import SentinelServers, SingleServer, Topology
+from cache.stores.write_queue import Write, WriteQueue
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_PURGES = "keepgate:purges"  # a stream: a worker resumes where it stopped
-_GENERATIONS = "keepgate:generations"  # a hash: scope -> token
+_GENERATIONS = "keepgate:generations"  # a hash: scope -> token; beside it a stream, Topology.purges_name
 _PURGES_KEPT = 10_000
 _PURGE_POLL_MILLISECONDS = 2_000
 _BACKGROUND_DEADLINE = 2.0
-_PENDING_BYTES = 64 * 2**20
-_WRITE_OVERHEAD_BYTES = 1500
 _BATCH_DELAY = 0.02
-_WRITES_PER_BATCH = 64
-_BYTES_PER_BATCH = 8 * 2**20
 # A fetch that takes longer than a deadline would look like an outage: larger answers are kept in memory only.
 _MAX_BODY_BYTES = 2**20
 _PAUSE_AFTER_FAILURE = 0.1
 # More lookups than this at once wait: they would only delay each other.
 _CONNECTIONS = 32
-# For the probe and the reader of purges, which must not wait for lookups.
-_OWN_CONNECTIONS = 4
 _MAX_SECONDS = 100 * 365 * 86_400.0
+_LOG_INTERVAL = 10.0
+# For how long a deletion is repeated after a failover that has lost it, and not trusted to have reached replicas.
+_DELETION_SECONDS = 60.0
+_DELETIONS_KEPT = 10_000
+_SCAN_COUNT = 1_000
+# What Redis says while it cannot take a write that it will take later.
+_TRANSIENT = (ReadOnlyError, ClusterDownError, BusyLoadingError, TryAgainError, NodeDown)
 
 
 def _redis_key(entry_id: str) -> str:
     return f"keepgate:entry:{entry_id}"
 
 
-class _Write(NamedTuple):
-    """A pending write: an entry until `expires` (monotonic seconds), or None for its removal."""
-
-    entry: Entry | None
-    expires: float
-    size: int
-
-    def current(self) -> Entry | None:
-        return self.entry if self.expires > time.monotonic() else None
-
-
 class RedisStore:
     """A `Store` in Redis. Make one with `open_redis_store`."""
 
-    def __init__(self, client: "redis.asyncio.Redis", deadline: float) -> None:
-        self._client = client
-        self._connections = RedisConnections(client.connection_pool)
+    def __init__(self, topology: Topology, deadline: float, encryption: Encryption) -> None:
+        self._topology = topology
         self._deadline = deadline
-        self.breaker = Breaker("redis", self._ping, (RedisConnectionError, RedisTimeoutError), _BACKGROUND_DEADLINE)
+        self.encryption = encryption
+        self.breaker = Breaker("redis", self._check, (RedisConnectionError, RedisTimeoutError), _BACKGROUND_DEADLINE)
         self._slots = asyncio.Semaphore(_CONNECTIONS)
-        self._pending: OrderedDict[str, _Write] = OrderedDict()
-        self._pending_bytes = 0
-        self._has_pending = asyncio.Event()
+        self._pending = WriteQueue()
         self._writing = asyncio.Lock()
+        self._deleted: OrderedDict[str, float] = OrderedDict()
+        self._refusal_logged = -_LOG_INTERVAL
         self.writes_dropped = 0
         self.corrupt_entries = 0
+        self.undecryptable = 0
 
     async def get(self, entry_id: str) -> Entry | None:
         pending = self._pending.get(entry_id)
         if pending is not None:
             return pending.current()
+        name = _redis_key(entry_id)
+        command: Command = ("GET", name)
         try:
-            (data,) = await self._call(lambda: self._connections.ask(("GET", _redis_key(entry_id))))
+            if self._was_deleted(entry_id):  # replicas may still have it
+                (data,) = await self._call(lambda: self._topology.ask(command))
+            else:
+                data = await self._call(lambda: self._topology.ask_replica(command))
         except StoreUnavailable:
             if self.breaker.is_open:  # the idle connections may have failed for the same reason
-                await self._connections.close()
+                await self._topology.close()
             raise
         if data is None:
             return None
         if isinstance(data, RedisError):
             raise StoreUnavailable(f"redis: {data}")
         try:
-            entry = decode_entry(data)
+            entry = decode_entry(await self.encryption.open(name, data))
             if entry.id != entry_id:
                 raise CorruptEntry("stored bytes are another entry")
             return entry
+        except Undecryptable as error:
+            self.undecryptable += 1
+            self._log_refusal("an entry in redis counts as a miss: %s", error)
+            return None
         except CorruptEntry as error:
             self.corrupt_entries += 1
             log.warning("dropping entry %s from redis: %s", entry_id, error)
-            await self._call(lambda: self._client.unlink(_redis_key(entry_id)))
+            await self.command(("UNLINK", name))
             raise StoreUnavailable(f"redis: {error}") from error
 
     async def put(self, entry: Entry, keep_for: float) -> None:
         """Queue the write; raises StoreUnavailable when the queue is full of writes that Redis does not take."""
-        self._forget_pending(entry.id)
         kept = entry if keep_for > 0 and len(entry.body) <= _MAX_BODY_BYTES else None
-        size = _WRITE_OVERHEAD_BYTES + (len(entry.body) if kept else 0)
-        if self._pending_bytes + size > _PENDING_BYTES:
+        if not self._pending.put(entry.id, kept, keep_for):
             self.writes_dropped += 1
             raise StoreUnavailable("redis: too many writes are waiting")
-        self._pending[entry.id] = _Write(kept, time.monotonic() + keep_for, size)
-        self._pending_bytes += size
-        self._has_pending.set()
 
     async def delete(self, entry_id: str) -> bool:
         """Removes the entry here and, by the stream of purges, from the memory of every worker."""
-        was_pending = self._forget_pending(entry_id)
+        was_pending = self._pending.remove(entry_id)
+        self.note_deletion(entry_id)
 
         async def delete() -> bool:
             async with self._writing:  # a concurrent write would restore the entry
-                pipeline = self._client.pipeline(transaction=True)
-                pipeline.unlink(_redis_key(entry_id))
-                self._announce(pipeline, "entry", entry_id, "")
-                removed, _ = await pipeline.execute()
+                # In this order: a worker that hears of the deletion must not find the entry again. If the second step
+                # fails, so does the deletion, and it can be repeated.
+                (removed,) = _accepted(await self._topology.ask(("UNLINK", _redis_key(entry_id))))
+                _accepted(await self._topology.ask(self._announcement("entry", entry_id, "")))
             return bool(removed)
 
         return await self._call(delete, _BACKGROUND_DEADLINE) or was_pending
 
+    def note_deletion(self, entry_id: str) -> None:
+        """An entry was deleted, here or by another worker: replicas may still have it."""
+        self._deleted[entry_id] = time.monotonic()
+        self._deleted.move_to_end(entry_id)
+        while len(self._deleted) > _DELETIONS_KEPT or not self._was_deleted(next(iter(self._deleted))):
+            self._deleted.popitem(last=False)
+
+    def _was_deleted(self, entry_id: str) -> bool:
+        """Whether an entry was deleted a short time ago."""
+        return bool(self._deleted) and time.monotonic() - self._deleted.get(entry_id, -1e9) < _DELETION_SECONDS
+
+    async def repeat_deletions(self) -> None:
+        """Deletes again what was deleted shortly before an outage: a failover may have lost it.
+
+        Raises StoreUnavailable. An answer that was stored since then is deleted as well; it is computed again.
+        """
+        for entry_id in [entry_id for entry_id in self._deleted if self._was_deleted(entry_id)]:
+            if self._pending.get(entry_id) is None:
+                await self.command(("UNLINK", _redis_key(entry_id)), _BACKGROUND_DEADLINE)
+
+    def discard_writes(self, is_unwanted: Callable[[Entry], bool]) -> None:
+        """Forgets waiting writes of some entries."""
+        self._pending.discard(is_unwanted)
+
     async def purge(self, purge: Purge) -> None:
         """Publishes the purge to all workers. Raises StoreUnavailable."""
-
-        async def publish() -> None:
-            pipeline = self._client.pipeline(transaction=True)
-            pipeline.hset(_GENERATIONS, purge.field, purge.token)
-            self._announce(pipeline, purge.scope, purge.name, purge.token)
-            await pipeline.execute()
-
-        await self._call(publish, _BACKGROUND_DEADLINE)
+        announcement = self._announcement(purge.scope, purge.name, purge.token)
+        kept: Command = ("HSET", _GENERATIONS, purge.field, purge.token)
+        # A purge of everything covers all others: without their tokens the hash does not grow for ever.
+        commands = (("DEL", _GENERATIONS), kept) if purge.scope == "all" else (kept,)
+        await self._call(lambda: self._topology.transact(*commands, announcement), _BACKGROUND_DEADLINE)
 
     async def restore_generations(self, tokens: Mapping[str, str]) -> None:
         """Restores the tokens of scopes that Redis has lost; existing ones stay. Raises StoreUnavailable."""
-
-        async def restore() -> None:
-            pipeline = self._client.pipeline(transaction=False)
-            for scope, token in tokens.items():
-                pipeline.hsetnx(_GENERATIONS, scope, token)
-            await pipeline.execute()
-
-        await self._call(restore, _BACKGROUND_DEADLINE)
+        commands = [("HSETNX", _GENERATIONS, scope, token) for scope, token in tokens.items()]
+        await self._call(lambda: self._ask(*commands), _BACKGROUND_DEADLINE)
 
     async def generations(self) -> dict[str, str]:
         """The token of every scope that was ever purged. Raises StoreUnavailable."""
-        tokens = await self._call(lambda: self._client.hgetall(_GENERATIONS), _BACKGROUND_DEADLINE)
+        tokens = pairs(await self.command(("HGETALL", _GENERATIONS), _BACKGROUND_DEADLINE))
         known: dict[str, str] = {}
         for scope, token in tokens.items():
             with contextlib.suppress(UnicodeDecodeError):  # not written by this version
-                known[_text(scope)] = _text(token)
+                known[scope.decode()] = token.decode()
         return known
 
-    async def usage(self) -> tuple[int, int]:
-        """(keys in the database, bytes the server uses). Raises StoreUnavailable."""
+    async def usage(self) -> tuple[int | None, int | None]:
+        """(keys in the database, bytes the servers use), of all masters; None where Redis does not tell.
 
-        async def ask() -> tuple[int, int]:
-            keys = await self._client.dbsize()
-            info = await self._client.info("memory")
-            return keys, info["used_memory"]
+        Raises StoreUnavailable.
+        """
+
+        async def ask() -> tuple[int | None, int | None]:
+            keys: list[Any] = []
+            used: list[Any] = []
+            for server in await self._topology.masters():
+                count, memory = await server.ask(("DBSIZE",), ("INFO", "memory"))
+                keys.append(count)
+                used.append(info_fields(memory).get("used_memory", ""))
+            return (
+                sum(keys) if all(isinstance(count, int) for count in keys) else None,
+                sum(map(int, used)) if all(text.isdecimal() for text in used) else None,
+            )
 
         return await self._call(ask, _BACKGROUND_DEADLINE)
+
+    async def warn_of_eviction_policy(self) -> None:
+        """Logs a warning where a full Redis would refuse writes; nothing where it cannot be read."""
+
+        async def ask() -> list[dict[str, str]]:
+            return [info_fields((await server.ask(("INFO", "memory")))[0]) for server in await self._topology.masters()]
+
+        with contextlib.suppress(StoreUnavailable):
+            for fields in await self._call(ask, _BACKGROUND_DEADLINE):
+                if fields.get("maxmemory", "0") != "0" and fields.get("maxmemory_policy") == "noeviction":
+                    log.warning(
+                        "redis has the eviction policy noeviction: when its memory is full, no answer is stored any "
+                        "more; volatile-lru or allkeys-lru makes room for new ones"
+                    )
+                    return
 
     async def purges_since(self, position: str) -> tuple[str, list[Purge | str]]:
         """Wait for purges after `position`; returns the new position, and purges or ids of deleted entries.
 
-        `position` "" means from now on. Raises StoreUnavailable.
+        `position` "" means from now on. A new position before the old one means that the stream has lost events, and
+        the purges are to be read from `generations`. Raises StoreUnavailable.
         """
         if not position:
-            newest = await self._call(lambda: self._client.xrevrange(_PURGES, count=1), _BACKGROUND_DEADLINE)
-            return (_text(newest[0][0]) if newest else "0-0"), []
-        read = await self._guarded(
-            lambda: self._client.xread({_PURGES: position}, count=500, block=_PURGE_POLL_MILLISECONDS),
-            _BACKGROUND_DEADLINE + _PURGE_POLL_MILLISECONDS / 1000,
+            return await self._newest_position(), []
+        stream = self._topology.purges_name
+        command: Command = ("XREAD", "COUNT", 500, "BLOCK", _PURGE_POLL_MILLISECONDS, "STREAMS", stream, position)
+        (read,) = await self._guarded(
+            lambda: self._ask(command), _BACKGROUND_DEADLINE + _PURGE_POLL_MILLISECONDS / 1000
         )
         events: list[Purge | str] = []
-        for position_read, fields in _stream_items(read):
-            position = _text(position_read)
-            if (event := _event(fields)) is not None:
-                events.append(event)
+        for position_read, fields in stream_items(read):
+            position = position_read
+            if (found := event(fields)) is not None:
+                events.append(found)
+        if not read and is_after(position, newest := await self._newest_position()):
+            # A failover, or a flush. The tokens of old purges are superseded, but a deletion may be repeated.
+            (items,) = await self._call(lambda: self._ask(("XRANGE", stream, "-", "+")), _BACKGROUND_DEADLINE)
+            found_events = (event(fields) for _, fields in range_items(items))
+            return newest, [deleted for deleted in found_events if isinstance(deleted, str)]
         return position, events
+
+    async def _newest_position(self) -> str:
+        command: Command = ("XREVRANGE", self._topology.purges_name, "+", "-", "COUNT", 1)
+        newest = range_items(await self.command(command, _BACKGROUND_DEADLINE))
+        return newest[0][0] if newest else "0-0"
 
     async def command(self, command: Command, deadline: float | None = None) -> Any:
         """The reply to a repeatable command, within the deadline of a lookup or another. Raises StoreUnavailable."""
-        (reply,) = await self._call(lambda: self._connections.ask(command), deadline)
+        (reply,) = await self._call(lambda: self._topology.ask(command), deadline)
         if isinstance(reply, RedisError):
             raise StoreUnavailable(f"redis: {reply}")
         return reply
+
+    async def commands(self, commands: Sequence[Command], deadline: float | None = None) -> list[Any]:
+        """The replies to repeatable commands that need no common server, sent together.
+
+        A refused one gives a ResponseError. Raises StoreUnavailable.
+        """
+        return await self._call(lambda: self._topology.ask(*commands), deadline)
+
+    async def scan(self, pattern: str) -> AsyncIterator[list[str]]:
+        """The names of all keys that match a pattern, some hundreds at a time. Raises StoreUnavailable."""
+        for server in await self._call(self._topology.masters, _BACKGROUND_DEADLINE):
+            cursor: str | bytes = "0"
+            while True:
+                command: Command = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT)
+                (reply,) = await self._call(lambda command=command: server.ask(command), _BACKGROUND_DEADLINE)  # type: ignore[misc]  # noqa: B023
+                if isinstance(reply, RedisError):
+                    raise StoreUnavailable(f"redis: {reply}")
+                cursor, names = reply
+                yield [name.decode(errors="surrogateescape") for name in names]
+                if cursor == b"0":
+                    break
 
     async def flush(self) -> None:
         """Write what is pending. Raises StoreUnavailable."""
@@ -205,13 +282,12 @@ class RedisStore:
             await self._write_batch()
 
     async def close_connections(self) -> None:
-        await self._connections.close()
-        await self._client.aclose()
+        await self._topology.close()
 
     async def write_behind(self) -> None:
         """Move pending writes to Redis; runs for as long as the store is open."""
         while True:
-            await self._has_pending.wait()
+            await self._pending.wait()
             try:
                 await self._write_batch()
                 # The first write is sent at once; the pause gathers those of a busy gateway into one round trip.
@@ -220,49 +296,68 @@ class RedisStore:
                 await asyncio.sleep(_PAUSE_AFTER_FAILURE)
                 await self.breaker.wait_closed()
 
+    async def maintain(self) -> None:
+        """Look after the servers; runs for as long as the store is open."""
+        await self._topology.maintain()
+
     async def _write_batch(self) -> None:
-        async def write() -> None:
+        """Raises StoreUnavailable if Redis takes none of the batch now."""
+
+        async def write() -> bool:
             async with self._writing:
-                batch = self._next_batch()
-                replies = await self._connections.ask(*(_command(entry_id, pending) for entry_id, pending in batch))
-                # Out of memory or read only: these writes are lost, the others stay in the queue.
-                refusals = [reply for reply in replies if isinstance(reply, RedisError)]
-                if refusals:
-                    self.writes_dropped += len(refusals)
-                    log.warning("redis refused %d of %d writes: %s", len(refusals), len(batch), refusals[0])
-                for entry_id, pending in batch:
-                    if self._pending.get(entry_id) is pending:
-                        self._forget_pending(entry_id)
+                batch = self._pending.batch()
+                if not batch:  # written meanwhile
+                    return True
+                replies = await self._topology.ask(*[await self._write_command(*waiting) for waiting in batch])
+                return self._settle(batch, replies) > 0
 
-        await self._call(write, _BACKGROUND_DEADLINE)
+        if not await self._call(write, _BACKGROUND_DEADLINE):
+            raise StoreUnavailable("redis: it takes no writes at present")
 
-    def _next_batch(self) -> list[tuple[str, _Write]]:
-        """The oldest pending writes, at least one of them and no more than a slow link sends in time."""
-        batch: list[tuple[str, _Write]] = []
-        size = 0
-        for entry_id, pending in self._pending.items():
-            size += pending.size
-            if batch and (size > _BYTES_PER_BATCH or len(batch) == _WRITES_PER_BATCH):
-                break
-            batch.append((entry_id, pending))
-        return batch
+    def _settle(self, batch: list[tuple[str, Write]], replies: list[Any]) -> int:
+        """Ends the writes of a batch; returns how many of them have ended.
 
-    def _forget_pending(self, entry_id: str) -> bool:
-        pending = self._pending.pop(entry_id, None)
-        if pending is None:
-            return False
-        self._pending_bytes -= pending.size
-        if not self._pending:
-            self._has_pending.clear()
-        return pending.current() is not None
+        Out of memory: the write is lost. During a failover it waits, and after some time it is lost as well.
+        """
+        refusals: list[RedisError] = []
+        ended = len(batch)
+        for (entry_id, write), reply in zip(batch, replies, strict=True):
+            if isinstance(reply, _TRANSIENT) and self._pending.retry(entry_id, write):
+                ended -= 1
+                continue
+            if isinstance(reply, RedisError):
+                refusals.append(reply)
+            self._pending.done(entry_id, write)
+        if refusals:
+            self.writes_dropped += len(refusals)
+            self._log_refusal("redis refused %d of %d writes: %s", len(refusals), len(batch), refusals[0])
+        return ended
 
-    def _announce(self, pipeline: Any, scope: str, name: str, token: str) -> None:
-        event = {"scope": scope, "name": name, "token": token}
-        pipeline.xadd(_PURGES, event, maxlen=_PURGES_KEPT, approximate=True)
+    async def _write_command(self, entry_id: str, write: Write) -> Command:
+        name = _redis_key(entry_id)
+        remaining = min(write.expires - time.monotonic(), _MAX_SECONDS)
+        if write.entry is None or remaining < 0.001:
+            return "UNLINK", name
+        return "SET", name, await self.encryption.seal(name, encode_entry(write.entry)), "PX", round(remaining * 1000)
 
-    async def _ping(self) -> None:
+    def _log_refusal(self, message: str, *arguments: Any) -> None:
+        """Logs a warning, unless one of these was logged shortly before."""
+        now = time.monotonic()
+        if now - self._refusal_logged >= _LOG_INTERVAL:
+            self._refusal_logged = now
+            log.warning(message, *arguments)
+
+    def _announcement(self, scope: str, name: str, token: str) -> Command:
+        fields = ("scope", scope, "name", name, "token", token)
+        return "XADD", self._topology.purges_name, "MAXLEN", "~", _PURGES_KEPT, "*", *fields
+
+    async def _ask(self, *commands: Command) -> list[Any]:
+        """Raises RedisError if one of them is refused."""
+        return _accepted(await self._topology.ask(*commands))
+
+    async def _check(self) -> None:
         try:
-            await self._client.ping()
+            await self._topology.check()
         except RedisError as error:
             raise StoreUnavailable(f"redis: {error}") from error
 
@@ -292,63 +387,42 @@ class RedisStore:
             raise StoreUnavailable(f"redis: {error}") from error
 
 
-def _command(entry_id: str, write: _Write) -> Command:
-    remaining = min(write.expires - time.monotonic(), _MAX_SECONDS)
-    if write.entry is None or remaining < 0.001:
-        return "UNLINK", _redis_key(entry_id)
-    return "SET", _redis_key(entry_id), encode_entry(write.entry), "PX", round(remaining * 1000)
+def _accepted(replies: list[Any]) -> list[Any]:
+    """The replies, none of which is a refusal. Raises RedisError."""
+    for reply in replies:
+        if isinstance(reply, RedisError):
+            raise reply
+    return replies
 
 
-def _text(reply: Any) -> str:
-    """redis-py types every reply as text or bytes; this client gets bytes."""
-    return cast(bytes, reply).decode()
-
-
-def _event(fields: dict[bytes, bytes]) -> Purge | str | None:
-    """A purge, or the id of a deleted entry; None if this version does not know it."""
-    try:
-        scope, name, token = (_text(fields[field]) for field in (b"scope", b"name", b"token"))
-    except (KeyError, UnicodeDecodeError):
-        return None
-    if scope == "entry":
-        return name
-    return Purge(cast(Scope, scope), name, token) if scope in get_args(Scope) else None
-
-
-def _stream_items(read: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    """XREAD's reply is a list of pairs in RESP2 and a map in RESP3."""
-    if not read:
-        return []
-    replies = read.values() if isinstance(read, dict) else (items for _, items in read)
-    return [pair for items in replies for pair in (items[0] if items and isinstance(items[0], list) else items)]
+def _topology_of(url: str) -> Topology:
+    """Raises ValueError for a URL that is none."""
+    parsed = parse_redis_url(url)
+    connector = Connector(parsed.server)
+    match parsed.kind:
+        case "single":
+            return SingleServer(connector)
+        case "sentinel":
+            return SentinelServers(parsed, connector)
+        case "cluster":
+            return Cluster(parsed, connector)
 
 
 @asynccontextmanager
-async def open_redis_store(url: str, deadline: float) -> AsyncIterator[RedisStore]:
-    """A store over the Redis at `url` (redis://, rediss://, unix://), each request-path call within `deadline` s.
+async def open_redis_store(
+    url: str, deadline: float, encryption: Encryption | None = None
+) -> AsyncIterator[RedisStore]:
+    """A store over the Redis at `url` (see redis_url.py), each request-path call within `deadline` s.
 
     An unreachable Redis is no error: the store raises StoreUnavailable until it is up. A refused password is one:
-    raises StoreUnavailable at once.
+    raises StoreUnavailable at once, and ValueError for a URL that is none.
     """
-    client = redis.asyncio.from_url(
-        url,
-        socket_connect_timeout=_BACKGROUND_DEADLINE,
-        # With a timeout of its own the client uses asyncio.wait_for, which in Python 3.11 can swallow a cancellation:
-        # deadlines would pass unnoticed and tasks would never end. Every call has a deadline here.
-        socket_timeout=None,
-        # Once more on a new connection: a closed one does not mean that the server is down.
-        retry=Retry(NoBackoff(), 1),
-        # Sending the client library's name means reading its metadata for every new connection, which blocks the event
-        # loop for longer than some deadlines; and RESP2 needs no HELLO before a lookup.
-        driver_info=None,
-        protocol=2,
-        max_connections=_CONNECTIONS + _OWN_CONNECTIONS,
-    )
-    store = RedisStore(client, deadline)
+    store = RedisStore(_topology_of(url), deadline, encryption or NoEncryption())
     try:
-        await _check_credentials(client, store)
+        await _check_credentials(store)
+        works = (store.breaker.watch(), store.write_behind(), store.maintain())
         # Not a TaskGroup: that would wrap what the caller raises, and cancel the caller for a fault of the cache.
-        background = [asyncio.create_task(work) for work in (store.breaker.watch(), store.write_behind())]
+        background = [asyncio.create_task(work) for work in works]
         for task in background:
             task.add_done_callback(_report_end)
         try:
@@ -371,16 +445,21 @@ async def open_redis_store(url: str, deadline: float) -> AsyncIterator[RedisStor
             log.warning("a connection to redis did not end in time: %s", error)
 
 
-async def _check_credentials(client: "redis.asyncio.Redis", store: RedisStore) -> None:
+async def _check_credentials(store: RedisStore) -> None:
     """Raises StoreUnavailable for refused credentials; any other failure trips the breaker."""
     try:
         async with asyncio.timeout(_BACKGROUND_DEADLINE):
-            await client.ping()
-    except (RedisError, OSError, TimeoutError) as error:
-        # The client reports a refused handshake as a lost connection, with the reason as its cause.
-        if isinstance(error.__cause__, AuthenticationError) or isinstance(error, AuthenticationError):
-            raise StoreUnavailable(f"redis refuses the credentials of its URL: {error}") from error
+            await store._topology.check()
+    except (RedisError, OSError, TimeoutError, CacheError) as error:
+        # A connection reports a refused handshake as lost, with the reason as its cause.
+        reason: BaseException | None = error
+        while reason is not None and not isinstance(reason, AuthenticationError):
+            reason = reason.__cause__
+        if reason is not None:
+            raise StoreUnavailable(f"redis refuses the credentials of its URL: {reason}") from error
         store.breaker.trip(error)
+    else:
+        await store.warn_of_eviction_policy()
 
 
 def _report_end(task: "asyncio.Task[None]") -> None:

@@ -12,11 +12,13 @@ from cache.entries.key import namespace_for, namespace_of
 from cache.errors import StoreUnavailable
 from gateway.api import stats
 from gateway.api.access import require_operator
-from gateway.api.app_keys import CACHE, GAUGES, SEMANTIC, SETTINGS
+from gateway.api.app_keys import CACHE, CONVERSATIONS, GAUGES, SEMANTIC, SETTINGS
 from gateway.errors import CacheUnavailable, InvalidRequest, NotFound
 from gateway.tenants.credentials import credential
 
 _encode = msgspec.json.Encoder().encode
+
+_SCOPES: dict[str, Scope] = {"namespace": "namespace", "model": "model", "tenant": "namespace"}
 
 
 async def get_stats(request: web.Request) -> web.Response:
@@ -90,9 +92,11 @@ def _is_wrong(request: web.Request) -> bool:
 
 
 async def purge(request: web.Request) -> web.Response:
-    """DELETE /v1/cache: everything, or `?namespace=` or `?model=`."""
+    """DELETE /v1/cache: everything, or `?namespace=` or `?model=`; with `?tenant=` it is also removed, and counted."""
     require_operator(request)
     scope, name = _purge_scope(request)
+    if "tenant" in request.query:
+        return await _erase(request, name)
     try:
         await request.app[SEMANTIC].purged(scope, name)
         await request.app[CACHE].purge(scope, name)
@@ -101,18 +105,43 @@ async def purge(request: web.Request) -> web.Response:
     return _json({"purged": scope} if scope == "all" else {"purged": scope, scope: name})
 
 
+async def _erase(request: web.Request, namespace: str) -> web.Response:
+    """Removes what is stored of a tenant, by its namespace, and says what is left."""
+    begun = time.monotonic()
+    try:
+        await request.app[SEMANTIC].purged("namespace", namespace)
+        erased = await request.app[CACHE].erase(namespace)
+    except StoreUnavailable as error:
+        raise CacheUnavailable(
+            f"Nothing of the tenant is served in this worker, but the shared store may still have it: {error}. "
+            "Repeat the request."
+        ) from error
+    responses = request.app[CONVERSATIONS].forget(namespace)
+    return _json(
+        {
+            "erased": "tenant",
+            "tenant": namespace,
+            "found": erased.found + responses,
+            "removed": erased.removed + responses,
+            "remaining": erased.remaining,
+            "seconds": round(time.monotonic() - begun, 3),
+            "verified": erased.remaining == 0,
+        }
+    )
+
+
 def _purge_scope(request: web.Request) -> tuple[Scope, str]:
     query = request.query
     for field in query:
-        if field not in ("namespace", "model"):
-            raise InvalidRequest(f"'{field}' is no parameter of a purge; use namespace or model.", param=field)
+        if field not in _SCOPES:
+            raise InvalidRequest(f"'{field}' is no parameter of a purge; use namespace, model or tenant.", param=field)
     if len(query) > 1:
-        raise InvalidRequest("A purge takes one of namespace and model, once.", param=list(query.keys())[-1])
-    for field, scopes in (("namespace", "namespace"), ("model", "model")):
+        raise InvalidRequest("A purge takes one of namespace, model and tenant, once.", param=list(query.keys())[-1])
+    for field, scope in _SCOPES.items():
         if field in query:
             if not query[field]:
                 raise InvalidRequest(f"'{field}' is empty; name one, or leave it out to purge everything.", param=field)
-            return scopes, query[field]  # type: ignore[return-value]  # both are scopes
+            return scope, query[field]
     return "all", ""
 
 

@@ -29,6 +29,10 @@ class ConversationKeeper:
     def __init__(self, store: Conversations) -> None:
         self._store = store
 
+    def forget(self, namespace: str) -> int:
+        """Removes a tenant's responses from this process; returns how many."""
+        return self._store.forget(namespace)
+
     async def keep(self, inference: InferenceRequest, answer: Json) -> bool:
         """Keep a response before its client knows its id, unless the client says `store: false`.
 

@@ -2,12 +2,13 @@
 
 import re
 from typing import Annotated, Any, ClassVar, Literal
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 
 from msgspec import Meta
 
+from cache.stores.redis_url import InvalidRedisUrl, parse_redis_url
+
 TEN_YEARS = 315_360_000.0
-_STORE_OPTIONS = {"db", "protocol", "client_name", "health_check_interval", "socket_keepalive"}
 
 Text = Annotated[str, Meta(min_length=1, description="text that is not empty")]
 Flag = Annotated[bool, Meta(description="true or false")]
@@ -84,30 +85,19 @@ def check_judge(url: str) -> None:
 
 
 def check_store(url: str) -> None:
-    """`embedded`, `none`, or a Redis URL of which redis-py understands every part. Raises ValueError for others."""
+    """`embedded`, `none`, or a Redis URL (cache/stores/redis_url.py). Raises ValueError for others."""
     if url in ("embedded", "none"):
         return
-    parts = urlsplit(url)
-    if parts.scheme == "unix":
-        if not parts.path:
-            raise ValueError
-    elif parts.scheme not in ("redis", "rediss") or not parts.hostname or parts.port == 0:  # .port raises ValueError
-        raise ValueError
-    elif not re.fullmatch(r"(/\d*)?", parts.path):
-        raise InvalidValue(f"expected the number of a database after the last slash, got {parts.path[1:]!r}")
-    for option, text in parse_qsl(parts.query, keep_blank_values=True):
-        if option in ("username", "password"):
-            raise InvalidValue(f"expected the {option} in front of the host: redis://USER:PASSWORD@HOST")
-        if option not in _STORE_OPTIONS and not option.startswith("ssl_"):
-            raise InvalidValue(f"the option {option!r} of the URL is unknown")
-        if option == "db" and not text.isdecimal():
-            raise InvalidValue(f"expected the number of a database, got db={text!r}")
+    try:
+        parse_redis_url(url)
+    except InvalidRedisUrl as error:
+        raise InvalidValue(str(error)) from error
 
 
 def masked(url: str) -> str:
     """The URL, or whatever stands where one should, without what may be a password."""
     without_options = re.sub(r"(password=)[^&\s]*", r"\1***", url)
-    return re.sub(r"^(\w+:/*)?.*@", r"\1***@", without_options)
+    return re.sub(r"^([\w+]+:/*)?.*@", r"\1***@", without_options)
 
 
 Count = Annotated[

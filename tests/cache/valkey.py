@@ -66,6 +66,11 @@ class Valkey:
             await client.aclose()
         return True
 
+    async def flush(self) -> None:
+        client = redis.asyncio.Redis.from_url(self.url)
+        await client.flushall()
+        await client.aclose()
+
     def freeze(self) -> None:
         self._signal(signal.SIGSTOP)
 

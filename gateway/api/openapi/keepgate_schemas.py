@@ -228,6 +228,18 @@ class Purged(Struct, kw_only=True):
     model: str | UnsetType = UNSET
 
 
+class Erased(Struct, kw_only=True):
+    """What was stored of a tenant, and what a last look still found."""
+
+    erased: Literal["tenant"]
+    tenant: str
+    found: int
+    removed: int
+    remaining: int
+    seconds: float
+    verified: bool
+
+
 class PromptOfStore(Struct, kw_only=True):
     """A prompt or a conversation, as the in-repo engine's /tokenize takes it."""
 

@@ -314,11 +314,19 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("DELETE", "/v1/cache"): _own(
         "Inspection",
-        "Purge everything, a namespace, or a model",
-        keepgate.Purged,
+        "Purge everything, a namespace, or a model; or erase a tenant",
+        keepgate.Purged | keepgate.Erased,
         (400, 503),
         operator=True,
-        query=(Parameter("namespace", "Only this one; not with `model`.", {"type": "string", "minLength": 1}), _MODEL),
+        query=(
+            Parameter("namespace", "Only this one; not with `model`.", {"type": "string", "minLength": 1}),
+            _MODEL,
+            Parameter(
+                "tenant",
+                "Remove everything that is stored of this namespace, and look again; not with the others.",
+                {"type": "string", "minLength": 1},
+            ),
+        ),
     ),
     ("GET", "/v1/cache/prefix"): _own(
         "Inspection", "The state of the upstreams' prefix stores", keepgate.RepliesOfStores, (400,), **_STORES

@@ -14,6 +14,7 @@ from cache.entries.generations import new_purge
 from cache.errors import StoreUnavailable
 from cache.stores.redis_store import _CONNECTIONS as CONNECTIONS  # the bound itself is tested
 from cache.stores.redis_store import RedisStore, open_redis_store
+from cache.stores.topology import SingleServer
 from tests.cache.conftest import PATIENT
 from tests.cache.entries.entry_examples import entry
 from tests.cache.valkey import Valkey
@@ -274,7 +275,8 @@ async def test_connections_that_were_reset_are_no_outage(valkey: Valkey) -> None
         await store.flush()
         await asyncio.gather(*(store.get("public.kept") for _ in range(8)))
         # Only a transport can be reset, and no public attribute leads to one.
-        for connection in store._connections._idle:
+        assert isinstance(store._topology, SingleServer)
+        for connection in store._topology._idle:
             assert connection._writer
             connection._writer.transport.abort()
         await asyncio.sleep(0.01)  # the transport reports its end in a turn of the loop of its own
@@ -443,4 +445,5 @@ async def test_usage_counts_keys_and_bytes(redis_store: RedisStore) -> None:
     await redis_store.flush()
     keys, used = await redis_store.usage()
     assert keys == 1
+    assert used
     assert used > 0

@@ -1,17 +1,20 @@
 """What every store promises, asked of every store."""
 
 import asyncio
+import base64
 import time
 from collections.abc import AsyncIterator
 
 import pytest
 
+from cache.stores.encryption import encryption_with
 from cache.stores.memory import MemoryStore
 from cache.stores.redis_store import RedisStore, open_redis_store
 from cache.stores.store import Store
 from tests.cache.conftest import PATIENT
 from tests.cache.entries.entry_examples import entry
 from tests.cache.valkey import Valkey
+from tests.cache.valkey_cluster import ValkeyCluster, ValkeySentinels
 from tests.waiting import until
 
 
@@ -23,13 +26,35 @@ class FlushedRedisStore(RedisStore):
         return await super().get(entry_id)
 
 
-@pytest.fixture(params=["memory", "redis", "redis after its writes"])
-async def store(request: pytest.FixtureRequest, valkey: Valkey) -> AsyncIterator[Store]:
-    if request.param == "memory":
+SERVERS = {
+    "redis": "shared_valkey",
+    "redis after its writes": "shared_valkey",
+    "encrypted": "shared_valkey",
+    "sentinels": "shared_sentinels",
+    "cluster": "shared_cluster",
+}
+
+
+@pytest.fixture(params=["memory", *SERVERS], scope="session")
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def server(kind: str, request: pytest.FixtureRequest) -> Valkey | ValkeyCluster | ValkeySentinels | None:
+    """What a store is in; started before any event loop of a test."""
+    return request.getfixturevalue(SERVERS[kind]) if kind in SERVERS else None
+
+
+@pytest.fixture
+async def store(kind: str, server: Valkey | ValkeyCluster | ValkeySentinels | None) -> AsyncIterator[Store]:
+    if server is None:
         yield MemoryStore(256 * 2**20)
         return
-    async with open_redis_store(valkey.url, PATIENT) as opened:
-        if request.param != "redis":
+    await server.flush()
+    encryption = encryption_with([base64.b64encode(bytes(32)).decode()] if kind == "encrypted" else [])
+    async with open_redis_store(server.url, PATIENT, encryption) as opened:
+        if kind != "redis":
             opened.__class__ = FlushedRedisStore
         yield opened
 
