@@ -4,11 +4,12 @@ import argparse
 import http.client
 import json
 import os
+import sys
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 _DEADLINE = 30.0
@@ -73,6 +74,14 @@ def _refusal(error: urllib.error.HTTPError) -> str:
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
         return f"the gateway answered with status {error.code}"
     return " ".join(str(message).split())[:_MAX_SHOWN]
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Says in one line what is wrong, and where the options are listed."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
+        sys.exit(2)
 
 
 def add_operator_options(parser: argparse.ArgumentParser) -> None:
