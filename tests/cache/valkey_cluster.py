@@ -20,6 +20,7 @@ from tests.waiting import until
 SLOTS = 16_384
 _READY_WITHIN = 30.0
 _NODE_TIMEOUT = 1000
+_COMMON = ("--save", "", "--repl-diskless-sync-delay", "0")
 
 
 @dataclass(slots=True)
@@ -45,9 +46,11 @@ class Node:
 
     async def ask(self, *words: str | int | bytes) -> Any:
         """The raw reply to a command."""
-        client = redis.asyncio.Redis(port=self.port, protocol=2)
+        client = redis.asyncio.Redis(port=self.port, protocol=2, single_connection_client=True)
         try:
             client.response_callbacks.clear()
+            if self.bus:  # else a replica of a cluster answers nothing
+                await client.execute_command("READONLY")  # type: ignore[no-untyped-call]
             return await client.execute_command(*words)  # type: ignore[no-untyped-call]
         finally:
             await client.aclose()
@@ -124,14 +127,21 @@ class ValkeyCluster:
         for node in (self.masters[target], *(n for n in self.masters if n is not self.masters[target])):
             await node.ask("CLUSTER", "SETSLOT", slot, "NODE", names[target])
 
-    async def _form(self) -> None:
-        for number, node in enumerate(self.masters):
-            await node.ask("CLUSTER", "ADDSLOTSRANGE", -(-number * SLOTS // 3), -(-(number + 1) * SLOTS // 3) - 1)
-        for node in self.nodes[1:]:
-            await self.masters[0].ask("CLUSTER", "MEET", "127.0.0.1", node.port, node.bus)
-        for replica, name in zip(self.replicas, await self.names(), strict=False):
-            await until(lambda replica=replica, name=name: replica.says(name, "CLUSTER", "NODES"), _READY_WITHIN)  # type: ignore[misc]
-            await replica.ask("CLUSTER", "REPLICATE", name)
+    def _write_configuration(self) -> None:
+        """Before the start: a cluster that forms by itself takes some seconds for it."""
+        lines = []
+        for number, node in enumerate(self.nodes):
+            third, is_master = number % 3, number < 3
+            slots = f" {-(-third * SLOTS // 3)}-{-(-(third + 1) * SLOTS // 3) - 1}" if is_master else ""
+            role = "master -" if is_master else f"slave {_name(third)}"
+            lines.append(f"{_name(number)} 127.0.0.1:{node.port}@{node.bus} {role} 0 0 {third + 1} connected{slots}")
+        for number, node in enumerate(self.nodes):
+            own = [line.replace(" master ", " myself,master ").replace(" slave ", " myself,slave ") for line in lines]
+            text = [*lines[:number], own[number], *lines[number + 1 :], "vars currentEpoch 3 lastVoteEpoch 0", ""]
+            node.folder.mkdir()
+            (node.folder / "nodes.conf").write_text("\n".join(text))
+
+    async def _ready(self) -> None:
         for node in self.nodes:
             await until(lambda node=node: node.says("cluster_state:ok", "CLUSTER", "INFO"), _READY_WITHIN)  # type: ignore[misc]
             await until(lambda node=node: self._knows_all(node), _READY_WITHIN)  # type: ignore[misc]
@@ -172,15 +182,16 @@ async def running_cluster(*options: str, with_replicas: bool = False) -> AsyncIt
     """A cluster, ready for commands, until the end of the block."""
     folder = Path(tempfile.mkdtemp(prefix="kg-"))
     ports = _free_ports(12 if with_replicas else 6)
-    settings = ("--cluster-enabled", "yes", "--cluster-node-timeout", str(_NODE_TIMEOUT), "--save", "", *options)
+    settings = (*_COMMON, "--cluster-enabled", "yes", "--cluster-node-timeout", str(_NODE_TIMEOUT), *options)
     nodes = [
         Node(port, folder / str(port), (*settings, "--cluster-port", str(bus)), bus)
         for port, bus in zip(ports[::2], ports[1::2], strict=True)
     ]
     cluster = ValkeyCluster(nodes[:3], nodes[3:])
     try:
+        cluster._write_configuration()
         await asyncio.gather(*(node.start() for node in nodes))
-        await cluster._form()
+        await cluster._ready()
         yield cluster
     finally:
         await asyncio.gather(*(node.kill() for node in nodes))
@@ -192,18 +203,28 @@ async def running_sentinels(*options: str) -> AsyncIterator[ValkeySentinels]:
     """A master with two replicas and three sentinels that agree, until the end of the block."""
     folder = Path(tempfile.mkdtemp(prefix="kg-"))
     ports = _free_ports(6)
-    replica = ("--replicaof", f"127.0.0.1 {ports[0]}", "--repl-diskless-sync-delay", "0")
+    replica = ("--replicaof", f"127.0.0.1 {ports[0]}")
     servers = [
-        Node(port, folder / str(port), ("--save", "", *options, *(replica if number else ())))
+        Node(port, folder / str(port), (*_COMMON, *options, *(replica if number else ())))
         for number, port in enumerate(ports[:3])
     ]
     sentinels = []
-    for port in ports[3:]:
+    for number, port in enumerate(ports[3:], start=3):
         file = folder / f"{port}.conf"
-        file.write_text(
-            f"sentinel monitor main 127.0.0.1 {ports[0]} 2\nsentinel down-after-milliseconds main 500\n"
-            "sentinel failover-timeout main 3000\n"
-        )
+        # What they would find out from each other within some seconds.
+        replicas = [f"sentinel known-replica main 127.0.0.1 {each}" for each in ports[1:3]]
+        others = [
+            f"sentinel known-sentinel main 127.0.0.1 {each} {_name(place)}"
+            for place, each in enumerate(ports[3:], start=3)
+            if place != number
+        ]
+        settings = [
+            f"sentinel myid {_name(number)}",
+            f"sentinel monitor main 127.0.0.1 {ports[0]} 2",
+            "sentinel down-after-milliseconds main 500",
+            "sentinel failover-timeout main 3000",
+        ]
+        file.write_text("\n".join([*settings, *replicas, *others, ""]))
         sentinels.append(Node(port, folder / str(port), (str(file), "--sentinel")))
     try:
         await asyncio.gather(*(node.start() for node in servers))
@@ -222,6 +243,11 @@ async def _is_whole(sentinel: Node) -> bool:
     reply = await sentinel.ask("SENTINEL", "MASTER", "main")
     fields: dict[bytes, bytes] = dict(zip(reply[::2], reply[1::2], strict=True))
     return (fields[b"num-slaves"], fields[b"num-other-sentinels"], fields[b"flags"]) == (b"2", b"2", b"master")
+
+
+def _name(number: int) -> str:
+    """A node's name in a cluster, and a sentinel's."""
+    return f"{number + 1:040x}"
 
 
 def _free_ports(count: int) -> list[int]:
