@@ -1,7 +1,8 @@
 """What chooses among the upstreams of a model."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol, TypeVar
 
 
@@ -27,6 +28,8 @@ class Candidate(Protocol):
 
 C = TypeVar("C", bound=Candidate)
 
+UNKNOWN: Mapping[str, float] = MappingProxyType({})
+
 
 @dataclass(frozen=True, slots=True)
 class RouteRequest:
@@ -35,13 +38,21 @@ class RouteRequest:
     model: str
     blocks: tuple[int, ...] = ()
     """A number for each block of the prompt; equal numbers mean equal prefixes up to the end of that block."""
+    held: Mapping[str, float] = field(default_factory=lambda: UNKNOWN)
+    """The leading share of the prompt, from 0 to 1, whose KV blocks upstreams have said to hold, by their names."""
 
 
 class Strategy(Protocol):
     """Orders candidates. One object serves all requests of one model, on one event loop."""
 
     def order(self, candidates: Sequence[C], request: RouteRequest) -> list[C]:
-        """All of the candidates, the best first. Changes no state but counters of its own."""
+        """All of the candidates, the best first; [] for none. Called for each group of candidates that are
+        equally well, and not again for retries.
+
+        Changes no state but counters of its own.
+        """
 
     def sent(self, candidate: Candidate, request: RouteRequest) -> None:
-        """The candidate was sent the request, and will hold the KV blocks of its prompt."""
+        """The candidate was sent the request, and will hold the KV blocks of its prompt. Called for every candidate
+        that was sent it, before the next `order` if possible.
+        """
