@@ -164,3 +164,32 @@ class HitCounter:
             self._counts[family, layer] = [0, 0, 0, 0.0]
         tier_lookups.labels("memory", "hit").inc(self._from_memory)
         self._from_memory = 0
+
+
+cost_dollars = _counter("cost_dollars", "US dollars that computed answers cost.", "model", "layer")
+saved_dollars = _counter("saved_dollars", "US dollars that hits and shared upstream calls saved.", "model", "layer")
+team_cost_dollars = _counter("team_cost_dollars", "US dollars that the answers of a team cost.", "team")
+team_saved_dollars = _counter("team_saved_dollars", "US dollars that a team's hits and shared calls saved.", "team")
+engine_cost = Gauge(
+    "keepgate_upstream_dollars_per_1k_tokens",
+    "What a thousand tokens cost on a machine paid by the hour, as measured over ten minutes.",
+    ("upstream",),
+    registry=registry,
+    multiprocess_mode="mostrecent",
+)
+
+
+class BoundedLabel:
+    """The values of a label, the first hundred as they are and all later ones as "other": each is a series for good."""
+
+    def __init__(self, limit: int = 100) -> None:
+        self._limit = limit
+        self._known: set[str] = set()
+
+    def of(self, value: str) -> str:
+        if value in self._known:
+            return value
+        if len(self._known) >= self._limit:
+            return "other"
+        self._known.add(value)
+        return value

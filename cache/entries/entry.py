@@ -14,6 +14,7 @@ _HEADER_BYTES = len(_MAGIC) + 8
 # Limits of values that another writer may have put into a shared Redis.
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Dollars = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 Family = Literal[
     "chat.completions",
     "completions",
@@ -39,7 +40,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):  # gc: it r
     `body` is the JSON text of the response object: the upstream's own bytes if it did not stream, else assembled from
     the chunks with nothing left out. With a `content_type` it is what that says, as the upstream sent it. `created` is
     Unix time in seconds, `fresh_for` a lifetime in seconds. `generation` is the purge state under which the request
-    began: an entry from before a purge never counts.
+    began: an entry from before a purge never counts. `cost` is what it cost in US dollars, `repeat_cost` what the same
+    request would have cost again; None where that is not known.
     """
 
     id: str
@@ -55,6 +57,11 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):  # gc: it r
     completion_tokens: Count
     seconds: Seconds
     content_type: str = ""
+    cost: Dollars | None = None
+    repeat_cost: Dollars | None = None
+    cached_tokens: Count = 0
+    written_tokens: Count = 0
+    upstream: str = ""
 
     def age(self, now: float) -> float:
         """Seconds since the answer was computed; a clock that went back counts as zero."""
