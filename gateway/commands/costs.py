@@ -1,0 +1,92 @@
+"""`keepgate costs`: what answers cost and what hits saved, from a running gateway."""
+
+import argparse
+import csv
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gateway.commands.operator_client import CommandParser, OperatorError, add_operator_options, operator_client
+
+_EXAMPLES = """\
+examples:
+  keepgate costs
+  keepgate costs --by model,key --since 7d
+  keepgate costs --by day,team --since 2026-11-01 --until 2026-12-01 --csv
+  keepgate costs --by layer --model gpt-4o"""
+
+_COUNTERS = ("requests", "hits", "prompt_tokens", "cached_tokens", "completion_tokens", "cost", "saving", "unpriced")
+_FILTERS = ("key", "team", "model", "upstream", "layer")
+
+
+def run(words: Sequence[str]) -> int:
+    """Run `keepgate costs WORDS`; returns the exit status."""
+    parsed = _parser().parse_args(words)
+    given = {name: getattr(parsed, name) for name in ("by", "since", "until", *_FILTERS)}
+    params = {name: value for name, value in given.items() if value is not None}
+    try:
+        answer = operator_client(parsed).request("GET", "/v1/costs", params)
+    except OperatorError as error:
+        print(f"keepgate costs: {error}", file=sys.stderr)
+        return 1
+    if parsed.json:
+        print(json.dumps(answer, indent=2))
+    elif parsed.csv:
+        writer = csv.DictWriter(sys.stdout, (*answer["by"], *_COUNTERS), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(answer["data"])
+    else:
+        _print_table(answer)
+    return 0
+
+
+def _print_table(answer: Mapping[str, Any]) -> None:
+    by = answer["by"]
+    rows = [[str(row[name]) or "-" for name in by] + _figures(row) for row in answer["data"]]
+    rows.append(["total", *[""] * (len(by) - 1), *_figures(answer["total"])])
+    heads = [*(name.upper() for name in by), "REQUESTS", "HITS", "TOKENS", "COST", "SAVING"]
+    widths = [max(len(row[column]) for row in (heads, *rows)) for column in range(len(heads))]
+    for row in (heads, *rows):
+        cells = (
+            cell.ljust(width) if column < len(by) else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        print("  ".join(cells).rstrip())
+    if unpriced := answer["total"]["unpriced"]:
+        print(f"Requests without a known price, which are in neither sum: {unpriced:,}")
+    for machine in answer["machines"]:
+        if machine["dollars_per_1k_tokens"] is not None:
+            print(f"{machine['upstream']}: ${machine['dollars_per_1k_tokens']:.6f} for 1,000 tokens, as measured")
+
+
+def _figures(row: Mapping[str, Any]) -> list[str]:
+    tokens = row["prompt_tokens"] + row["completion_tokens"]
+    return [
+        *(f"{row[name]:,}" for name in ("requests", "hits")),
+        f"{tokens:,}",
+        *map(_dollars, (row["cost"], row["saving"])),
+    ]
+
+
+def _dollars(amount: float) -> str:
+    """Cents are enough for a sum; less than a dollar is shown to the hundredth of a cent."""
+    return f"${amount:,.2f}" if amount >= 1 or not amount else f"${amount:.4f}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        prog="keepgate costs",
+        description="What answers cost and what hits saved.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--by", help="some of key, team, model, upstream, layer, day and hour, with commas (model)")
+    parser.add_argument("--since", help="such as 24h, 7d, 4w or 2026-11-01, in UTC (7d)")
+    parser.add_argument("--until", help="likewise (now)")
+    for name in _FILTERS:
+        parser.add_argument(f"--{name}", metavar="NAME", help=f"only this {name}")
+    parser.add_argument("--csv", action="store_true", help="print rows of CSV")
+    add_operator_options(parser)
+    return parser
