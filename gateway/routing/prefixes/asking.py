@@ -1,0 +1,64 @@
+"""Questions about a prompt to upstreams, within a deadline that no request notices."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from multidict import CIMultiDict
+
+from gateway.errors import GatewayError
+from gateway.http.sse import event_json
+from gateway.upstreams.upstream import NO_HEADERS, Upstream
+
+log = logging.getLogger(__name__)
+
+_PAUSE = 5.0
+"""An upstream that has not answered in time is left alone so long: only one request in that time waits in vain."""
+_MAX_BYTES = 8 * 2**20
+_FIELDS = ("model", "prompt", "messages", "tools")
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt to ask upstreams about, in the form of a chat or a completion.
+
+    `headers` are the client's and `own` those of the gateway: an upstream that separates tenants tells them by these.
+    """
+
+    fields: Mapping[str, Any]
+    headers: Mapping[str, str] = field(default_factory=lambda: NO_HEADERS)
+    own: Mapping[str, str] = field(default_factory=lambda: NO_HEADERS)
+
+
+class Asker:
+    """Asks upstreams; one that fails or takes longer than `deadline` seconds is not asked for a while."""
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+        self._paused: dict[str, float] = {}
+
+    async def ask(self, upstream: Upstream, path: str, prompt: Prompt) -> Mapping[str, Any] | None:
+        """The reply, a JSON object; None if there is none in time."""
+        now = upstream.loop.time()
+        if now < self._paused.get(upstream.name, 0.0):
+            return None
+        body = _encode({name: prompt.fields[name] for name in _FIELDS if prompt.fields.get(name) is not None})
+        headers = CIMultiDict(prompt.headers)
+        headers["Content-Type"] = "application/json"
+        try:
+            async with asyncio.timeout(self._deadline):
+                with await upstream.request("POST", path, headers, body, prompt.own) as answer:
+                    content = await answer.body(_MAX_BYTES)
+            if answer.status == 200:
+                self._paused.pop(upstream.name, None)
+                return event_json(content)
+            if answer.status < 500:  # of this request, not of the next one
+                return None
+        except (GatewayError, TimeoutError, ValueError) as error:
+            log.debug("%s: %s: %s", upstream.title, path, error or "no answer in time")
+        self._paused[upstream.name] = now + _PAUSE
+        return None

@@ -1,0 +1,163 @@
+"""KV cache events."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import msgspec
+import pytest
+import zmq.asyncio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.http.background_tasks import background_tasks
+from gateway.routing.prefixes.kv_events import BadEvents, EngineBlocks
+from gateway.routing.prefixes.kv_subscription import Subscription
+from tests.gateway.routing.prefixes.engine import Publisher, engine_hash, removed, stored
+from tests.waiting import until
+
+TOKENS = [11, 12, 13, 14, 15, 16]
+CLEARED = {"type": "AllBlocksCleared"}
+
+
+def batch(*events: dict[str, Any], as_maps: bool = False) -> bytes:
+    if as_maps:
+        return msgspec.msgpack.encode({"ts": 1.0, "events": events})
+    return msgspec.msgpack.encode([1.0, [list(event.values()) for event in events]])
+
+
+@pytest.mark.parametrize("as_maps", [False, True])
+def test_blocks_are_stored_and_removed(as_maps: bool) -> None:
+    """In both forms that engines send."""
+    blocks = EngineBlocks()
+    blocks.apply(batch(stored(TOKENS), as_maps=as_maps))
+    assert blocks.leading([*TOKENS, 17, 18]) == 6
+    assert blocks.leading([*TOKENS[:4], 99, 99]) == 4
+    blocks.apply(batch(removed(TOKENS[:4], TOKENS), as_maps=as_maps))
+    assert blocks.leading(TOKENS) == 2
+    blocks.apply(batch(CLEARED, as_maps=as_maps))
+    assert (blocks.leading(TOKENS), len(blocks)) == (0, 0)
+
+
+def test_a_block_follows_its_parent() -> None:
+    """Later blocks are told with their parent's hash; one whose parent is unknown is left out."""
+    blocks = EngineBlocks()
+    later = stored([13, 14]) | {"block_hashes": [engine_hash(TOKENS[:4])], "parent_block_hash": engine_hash([11, 12])}
+    blocks.apply(batch(later))
+    assert len(blocks) == 0
+    blocks.apply(batch(stored([11, 12]), later))
+    assert blocks.leading(TOKENS) == 4
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"lora_id": 1},
+        {"lora_id": None, "medium": None, "lora_name": "law"},
+        {"lora_id": None, "medium": None, "lora_name": None, "extra_keys": [["salt"], None, None]},
+        {"lora_id": None, "medium": None, "lora_name": None, "extra_keys": None, "group_idx": 1},
+    ],
+)
+def test_blocks_of_more_than_tokens_are_left_out(fields: dict[str, Any]) -> None:
+    """Of an adapter, of a salted cache, of another kind of layers."""
+    blocks = EngineBlocks()
+    blocks.apply(batch(stored(TOKENS, **fields)))
+    assert len(blocks) == 0
+
+
+def test_a_block_in_two_places_is_held_until_it_is_in_none() -> None:
+    """A block that leaves the GPU may be in host memory still."""
+    blocks = EngineBlocks()
+    blocks.apply(batch(stored(TOKENS, medium="GPU"), stored(TOKENS, medium="CPU")))
+    gone = removed(TOKENS[:2], TOKENS[:4], TOKENS)
+    blocks.apply(batch({**gone, "medium": "GPU"}))
+    assert blocks.leading(TOKENS) == 6
+    blocks.apply(batch({**gone, "medium": "CPU"}))
+    assert blocks.leading(TOKENS) == 0
+
+
+def test_memory_is_bounded() -> None:
+    """Blocks beyond the bound are not known."""
+    blocks = EngineBlocks(max_blocks=2)
+    blocks.apply(batch(stored(TOKENS)))
+    assert (len(blocks), blocks.leading(TOKENS)) == (2, 4)
+
+
+@given(st.binary(max_size=60) | st.recursive(st.integers() | st.text() | st.none(), st.lists).map(msgspec.json.encode))
+def test_anything_else_is_refused(data: bytes) -> None:
+    """What is no batch raises BadEvents and nothing else."""
+    try:
+        EngineBlocks().apply(data)
+    except BadEvents:
+        return
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"type": "BlockStored", "block_hashes": [1]},
+        stored(TOKENS) | {"token_ids": [1]},
+        stored(TOKENS) | {"token_ids": "text"},
+        stored(TOKENS) | {"block_size": 0},
+        {"type": "BlockRemoved"},
+    ],
+)
+def test_a_bad_event_is_refused(event: dict[str, Any]) -> None:
+    """An event without what it must have."""
+    with pytest.raises(BadEvents):
+        EngineBlocks().apply(batch(event))
+
+
+@pytest.fixture
+async def publisher() -> AsyncIterator[Publisher]:
+    async with AsyncExitStack() as stack:
+        context = stack.enter_context(zmq.asyncio.Context())
+        yield await stack.enter_async_context(Publisher(context).serving())
+
+
+async def test_missed_events_come_from_the_replay(publisher: Publisher) -> None:
+    """A gateway that starts later than the engine, and a message that was lost."""
+    await publisher.publish(stored(TOKENS[:2]))
+    subscription = Subscription(publisher.address)
+    async with background_tasks() as tasks:
+        tasks.start(subscription.follow())
+        await publisher.wait_for_subscriber()
+        await publisher.publish(stored(TOKENS[:4]), is_lost=True)
+        await publisher.publish(stored([1, 2]))
+        await until(lambda: subscription.blocks.leading([1, 2]) == 2)
+        assert subscription.blocks.leading(TOKENS) == 4
+        assert subscription.blocks.is_whole
+
+
+async def test_where_events_are_lost_for_good_nothing_is_believed(publisher: Publisher) -> None:
+    """All blocks are forgotten, and what is stored later is known again."""
+    subscription = Subscription(publisher.address)
+    async with background_tasks() as tasks:
+        tasks.start(subscription.follow())
+        await publisher.wait_for_subscriber()
+        await publisher.publish(stored(TOKENS))
+        await until(lambda: subscription.blocks.leading(TOKENS) == 6)
+        assert subscription.blocks.is_whole
+        await publisher.publish(removed(TOKENS), is_lost=True, is_logged=False)
+        await publisher.publish(stored([1, 2]))
+        await until(lambda: subscription.blocks.leading([1, 2]) == 2)
+        assert subscription.blocks.leading(TOKENS) == 0
+        assert not subscription.blocks.is_whole
+        await publisher.publish(CLEARED)
+        await until(lambda: subscription.blocks.is_whole)
+
+
+async def test_an_engine_that_starts_again_holds_nothing(publisher: Publisher) -> None:
+    """Its numbers begin again."""
+    subscription = Subscription(publisher.address)
+    async with background_tasks() as tasks:
+        tasks.start(subscription.follow())
+        await publisher.wait_for_subscriber()
+        await publisher.publish(stored(TOKENS))
+        await publisher.publish(stored([1, 2]))
+        await until(lambda: subscription.blocks.leading([1, 2]) == 2)
+        publisher.number = 0
+        publisher.log.clear()
+        await publisher.publish(stored([3, 4]))
+        await until(lambda: subscription.blocks.leading([3, 4]) == 2)
+        assert subscription.blocks.leading(TOKENS) == 0
