@@ -73,7 +73,7 @@ class KeyRegistry:
             team_limits = msgspec.json.decode(found[1], type=Limits) if found[1] else NO_LIMITS
         except msgspec.DecodeError as error:
             raise StoreUnavailable(f"redis: the record of a key is damaged: {error}") from error
-        return None if key.revoked else msgspec.structs.replace(key, team_limits=team_limits)
+        return msgspec.structs.replace(key, team_limits=team_limits)
 
     async def version(self) -> bytes | None:
         """Another one after each change of a key or team. Raises StoreUnavailable."""
@@ -143,8 +143,6 @@ class KeyRegistry:
 
         def rotated(record: _Record) -> _Write:
             present, *former = record.digests
-            if present == digest:  # the reply to the first try was lost
-                return _Write(record, {})
             expires = _milliseconds(record.key.expires)
             ends = round((time.time() + rotation.grace) * 1000) if rotation.grace else _REMOVED
             if expires != _NEVER and ends != _REMOVED:
@@ -181,11 +179,15 @@ class KeyRegistry:
         await self._command("SET", _VERSION, secrets.token_hex(8))
 
     async def _update(self, id_or_name: str, make_write: Callable[[_Record], _Write]) -> VirtualKey:
+        key_id, tried = id_or_name, b""
         for _ in range(_MOST_TRIES):
-            read, record = await self._read(id_or_name)
+            read, record = await self._read(key_id)
+            if read == tried:  # it was written, and only the reply was lost
+                return await self._with_team(record.key)
             if record.key.revoked:
                 raise InvalidRequest(f"The key {record.key.name!r} is revoked.", param="id", code="key_revoked")
             write = make_write(record)
+            key_id, tried = record.key.id, _encode(write.record)
             if await self._write(read, write, "free" if write.frees_name else "keep"):
                 return await self._with_team(write.record.key)
         raise CacheUnavailable("The key is being changed by others; try again.")

@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import pytest
+from multidict import CIMultiDictProxy
 
 from cache.entries.key import namespace_for
 from gateway.errors import CacheUnavailable, KeyRefused, KeyRequired
@@ -17,6 +18,17 @@ from gateway.tenants.virtual_key import Limits
 from tests.cache.valkey import Valkey
 from tests.gateway.tenants.conftest import Worker, Workers, headers
 from tests.waiting import until
+
+
+async def make_known(worker: Worker, secret: str) -> CIMultiDictProxy[str]:
+    """Return the headers with a key when the worker knows it without asking."""
+    given = headers(Authorization=f"Bearer {secret}")
+
+    async def is_known() -> bool:
+        return worker.callers.known(given) is await worker.callers.identify(given)
+
+    await until(is_known)
+    return given
 
 
 async def is_refused(worker: Worker, secret: str) -> bool:
@@ -59,8 +71,8 @@ async def test_a_request_without_a_key_is_refused(workers: Workers, valkey: Valk
 async def test_all_invalid_keys_get_one_answer(workers: Workers, valkey: Valkey, raw: Any, case: str) -> None:
     """Nobody learns from the answer whether a key was ever one; Redis is asked the same each time."""
     worker = await workers.start(valkey)
-    key, secret = await worker.registry.create(NewKey(name="alice", expires=time.time() + 0.3))
-    await worker.callers.identify(headers(Authorization=f"Bearer {secret}"))
+    key, secret = await worker.registry.create(NewKey(name="alice", expires=time.time() + 0.6))
+    await make_known(worker, secret)
     if case == "revoked":
         await worker.registry.revoke(key.id)
         await until(lambda: worker.callers.known(headers(Authorization=f"Bearer {secret}")) is None)
@@ -129,6 +141,16 @@ async def test_a_rotated_key_has_a_grace_period(workers: Workers, valkey: Valkey
     assert rotated.id == key.id
 
 
+async def test_no_secret_outlives_its_key(workers: Workers, valkey: Valkey) -> None:
+    """A grace period ends with the key."""
+    worker = await workers.start(valkey, known_for=0.05)
+    _, first = await worker.registry.create(NewKey(name="alice", expires=time.time() + 0.5))
+    _, second = await worker.registry.rotate("alice", Rotation(grace=60.0))
+    assert not await is_refused(worker, first)
+    for secret in (first, second):
+        await until(lambda secret=secret: is_refused(worker, secret), within=3.0)  # type: ignore[misc]
+
+
 async def test_namespaces_are_the_keys_own_or_shared(workers: Workers, valkey: Valkey) -> None:
     """A new secret changes nothing of a key's namespace, and keys of one name share theirs."""
     worker = await workers.start(valkey)
@@ -187,9 +209,9 @@ async def test_closed_refuses_even_known_keys(workers: Workers, own_valkey: Valk
     """With Redis away `closed` answers 503, and the quick way knows nobody."""
     worker = await workers.start(own_valkey, without_redis="closed")
     _, secret = await worker.registry.create(NewKey(name="alice"))
-    given = headers(Authorization=f"Bearer {secret}")
-    await worker.callers.identify(given)
+    given = await make_known(worker, secret)
     await own_valkey.kill()
-    await until(lambda: worker.callers.known(given) is None)
+    await until(lambda: worker.redis.breaker.is_open)
+    assert worker.callers.known(given) is None
     with pytest.raises(CacheUnavailable):
         await worker.callers.identify(given)

@@ -31,6 +31,11 @@ async def test_a_full_redis_leaves_each_worker_its_share(workers: Workers, own_v
     assert await admitted([worker.limiter.admit(alice, 1, 1, 0) for _ in range(30)]) == 5
     await configure(own_valkey, maxmemory=0)
     assert await admitted([worker.limiter.admit(alice, 1, 1, 0) for _ in range(30)]) == 20
+    bob = caller("bob", tokens_per_minute=40)
+    for memory, number in ((1, 5), (0, 1), (1, 5)):  # each outage has a share of its own
+        await configure(own_valkey, maxmemory=memory)
+        worker.limiter._workers = 4
+        assert await admitted([worker.limiter.admit(bob, 1, 1, 0) for _ in range(1 if memory == 0 else 30)]) == number
 
 
 async def test_scripts_are_sent_again_to_a_redis_that_lost_them(workers: Workers, own_valkey: Valkey) -> None:
