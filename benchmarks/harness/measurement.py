@@ -22,6 +22,7 @@ FIGURES = {
     "quality": "engine.quality",
     "memory": "gateway.memory",
     "prompt_caches": "gateway.prompt_caches",
+    "routing": "gateway.routing",
     "semantic_streams": "semantic.streams",
     "semantic_judge": "semantic.judge",
     "semantic_pairs": "semantic.pairs",
