@@ -108,9 +108,11 @@ class RoutingSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     strategy: Annotated[Strategy, _STRATEGIES] = "least-connections"
     """How one of a model's upstreams is chosen."""
     load_bound: Annotated[float, Meta(ge=1, le=10, description="a number from 1 to 10")] = 1.25
-    """`prefix-aware` gives an upstream at most so many times the mean load."""
+    """`prefix-aware` passes over an upstream with more than so many times the mean load of its peers."""
     prefix_blocks: Annotated[int, Meta(ge=1, lt=2**31, description="a whole number, 1 or more")] = 200_000
-    """Blocks of prompts whose upstream `prefix-aware` remembers, in each worker; the least used are evicted first."""
+    """Blocks of prompts (1 KiB of text, some 256 tokens) that `prefix-aware` remembers in each worker, divided among
+    the upstreams; the least recently used are evicted first. What all upstreams hold together is right, more does no
+    harm."""
     aliases: Annotated[dict[str, Text], Meta(description="models by the names that clients use")] = {}
     """Further names of models."""
     models: Annotated[dict[str, ModelSettings], Meta(description="settings by the names of models")] = {}
