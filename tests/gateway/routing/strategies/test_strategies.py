@@ -129,6 +129,17 @@ def test_prefix_aware_believes_an_upstream_before_its_own_history() -> None:
     assert strategy.order(known, RouteRequest("m", (1, 2), {"a": 0.0, "b": 0.9}))[0] is known[1]
 
 
+def test_prefix_aware_passes_over_an_upstream_that_is_busy_with_long_answers() -> None:
+    """It holds the prompt and was sent no more than the others, but its requests do not end."""
+    known = candidates(2)
+    strategy = PrefixAware(PrefixHistory(1000), 1.25)
+    strategy.sent(known[0], RouteRequest("m", (1, 2)))
+    strategy.sent(known[1], RouteRequest("m", (3, 4)))
+    assert strategy.order(known, RouteRequest("m", (1, 2)))[0] is known[0]
+    known[0].in_flight = 20
+    assert strategy.order(known, RouteRequest("m", (1, 2)))[0] is known[1]
+
+
 def test_a_prefix_that_all_share_makes_no_hot_spot() -> None:
     """Of requests that all begin alike and stay under way, no upstream has more than the bound allows."""
     known = candidates(4)
