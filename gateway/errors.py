@@ -8,16 +8,19 @@ GatewayError
 ├── ModelNotAllowed       403  not among the models of the key
 ├── RateLimited           429  a limit of the key or its team
 │   └── BudgetExceeded    429
+├── ForeignOrigin         403  a web page of another origin
 ├── NotFound              404
 │   └── NoPrefixStore     404  no upstream has a prefix store
 ├── MethodNotAllowed      405
 ├── RequestTimeout        408  the client sent too slowly
 ├── BodyTooLarge          413
+├── MisdirectedRequest    421  the Host header names another server
 ├── InternalError         500  a fault of the gateway itself
 ├── UpstreamRefused       any  an upstream's own error, told in another form of API
 ├── UpstreamUnreachable   502  no connection, or it broke before an answer began
 ├── UpstreamDisconnected           502  it broke within an answer
 ├── CacheUnavailable             503  the shared store does not answer an operation that needs it
+├── Overloaded            503  too many connections, or too little memory
 ├── NoUpstream            503  no upstream is ready
 │   └── TooManyRequests   429  the queues of all upstreams are full
 ├── UpstreamTimeout       504
@@ -153,8 +156,27 @@ class BodyTooLarge(InvalidRequest):
     code = "body_too_large"
 
 
+class MisdirectedRequest(InvalidRequest):
+    status = 421
+    code = "wrong_host"
+
+
+class ForeignOrigin(InvalidRequest):
+    status = 403
+    code = "foreign_origin"
+
+
 class InternalError(GatewayError):
     code = "internal_error"
+
+
+class Overloaded(GatewayError):
+    status = 503
+    code = "overloaded"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Retry-After": "1"}
 
 
 class UpstreamError(GatewayError):

@@ -8,9 +8,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import http_exceptions, web
+from aiohttp.http import RawRequestMessage
 from aiohttp.web_protocol import _ErrInfo
 
-from gateway.errors import GatewayError, InternalError, InvalidRequest
+from gateway import metrics
+from gateway.errors import GatewayError, InternalError, InvalidRequest, Overloaded
+from gateway.http.hosts import HostCheck
+from gateway.http.request_head import fault_of_head
 
 log = logging.getLogger(__name__)
 
@@ -18,32 +22,50 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 # Answered where they arose, or no client is left to answer: not logged.
 _CLIENT_ERRORS = (web.RequestPayloadError, http_exceptions.HttpProcessingError, ConnectionError)
+# Connections over the limit that are told so; further ones are cut.
+_MAX_REFUSED_CONNECTIONS = 64
+_REFUSED_SECONDS = 5.0
 
 
 class HttpConnection(web.RequestHandler):
     """aiohttp's connection. Its own errors would quote the request, to the client and in the log."""
 
-    __slots__ = ("_timeout",)
+    __slots__ = ("_is_refused", "_server", "_timeout")
 
-    def __init__(self, server: web.Server, timeout: float, **options: Any) -> None:
+    def __init__(self, server: "HttpServer", timeout: float, **options: Any) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
+        self._server = server
         self._timeout = timeout
+        self._is_refused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Let the kernel end the connection of a client that acknowledges nothing for `timeout` seconds."""
         super().connection_made(transport)
+        if (over := self._server.connections_over_limit) > 0:
+            self._is_refused = True
+            self._loop.call_later(0 if over > _MAX_REFUSED_CONNECTIONS else _REFUSED_SECONDS, self.force_close)
         connection = transport.get_extra_info("socket")
         if connection is not None and hasattr(socket, "TCP_USER_TIMEOUT"):  # not on every system
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._timeout * 1000))
 
     def data_received(self, data: bytes) -> None:
         """Parse what arrived. After a framing error the reader of the body gets an exception, which aiohttp omits."""
+        known = len(self._messages)
         super().data_received(data)
+        for place in range(known, len(self._messages)):
+            message, payload = self._messages[place]
+            if not isinstance(message, _ErrInfo) and (error := self._refusal(message)) is not None:
+                self._messages[place] = (_ErrInfo(error.status, error, error.message), payload)
         waiting = self._current_request
         if waiting is None or waiting.content.is_eof() or not self._messages:
             return
         if isinstance(self._messages[-1][0], _ErrInfo):  # the parser has given up
             waiting.content.set_exception(web.RequestPayloadError("it does not fit its own framing"))
+
+    def _refusal(self, message: RawRequestMessage) -> GatewayError | None:
+        if self._is_refused:
+            return Overloaded("The gateway has as many connections as it takes; try again.")
+        return self._server.refusal(message)
 
     def handle_error(
         self,
@@ -56,12 +78,16 @@ class HttpConnection(web.RequestHandler):
 
         Raises ConnectionError when another response has begun.
         """
-        if status >= 500:
+        is_fault = status >= 500 and not isinstance(exc, GatewayError)
+        if is_fault:
             self.log_exception("", exc_info=exc)
         if request.writer.output_size > 0:
             raise ConnectionError("a response has begun")
-        if status >= 500:
-            error: GatewayError = InternalError("The gateway failed on this request. Its log says where.")
+        if isinstance(exc, GatewayError):
+            error = exc
+            metrics.errors.labels(error.label).inc()
+        elif is_fault:
+            error = InternalError("The gateway failed on this request. Its log says where.")
         else:
             error = InvalidRequest(f"This is not an HTTP request: {_reason(exc)}.")
             error.status = status
@@ -108,6 +134,8 @@ class HttpServer(web.Server):
         self._timeout = timeout
         self._options = {name: value for name, value in options.items() if name != "handler_cancellation"}
         self._drained_at: float | None = None
+        self._hosts: HostCheck | None = None
+        self._max_connections: int | None = None
 
     async def drain(self, seconds: float) -> None:
         """End connections that are idle, and the others after the requests under way, at the latest in `seconds`."""
@@ -126,6 +154,21 @@ class HttpServer(web.Server):
         """Answer further requests by this application; `wrap` puts a handler in front of its own."""
         self._current_handler = wrap(_with_error_body(application.request_handler))
         self._current_factory = application.request_factory
+
+    def restrict(self, hosts: HostCheck | None, max_connections: int | None) -> None:
+        """Refuse requests that `hosts` refuses, and those on connections over the limit; None for none."""
+        self._hosts = hosts
+        self._max_connections = max_connections
+
+    @property
+    def connections_over_limit(self) -> int:
+        """Open connections beyond the limit; 0 or less if there are none."""
+        return 0 if self._max_connections is None else len(self._connections) - self._max_connections
+
+    def refusal(self, message: RawRequestMessage) -> GatewayError | None:
+        """Why a request with this head gets to no handler, if so."""
+        error = fault_of_head(message)
+        return error if error is not None or self._hosts is None else self._hosts.refusal(message.headers)
 
     def _handle(self, request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
         return self._current_handler(request)

@@ -1,4 +1,4 @@
-"""Settings for those who operate the gateway: costs, logs, traces, TLS, encryption of what is stored."""
+"""Settings for those who operate the gateway: costs, logs, traces, TLS, security, encryption of what is stored."""
 
 from typing import Annotated, Literal
 
@@ -70,6 +70,22 @@ class TlsSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """The certificate chain, in PEM form; read again when the settings are."""
     key: File = None
     """Its private key."""
+
+
+class SecuritySettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What requests may name: docs/threat-model.md."""
+
+    urls: Annotated[Literal["public", "any", "none"], Meta(description="one of public, any and none")] = "public"
+    """Which URLs of images, files and MCP servers an upstream may be told to fetch: `public` refuses those of private
+    networks and of this machine, `none` all but `data:`.
+    """
+    hosts: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"^(\*|[A-Za-z0-9.:-]+)$")], ...],
+        Meta(description="names such as gateway.example.org, or *"),
+    ] = ()
+    """Names that the gateway answers to; others get 421. By default any, but on the loopback without virtual keys only
+    names of the loopback, against web pages that pretend to be there; `*` for any.
+    """
 
 
 class EncryptionSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

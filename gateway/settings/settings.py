@@ -25,7 +25,14 @@ from gateway.settings.fields import (
     masked,
 )
 from gateway.settings.limits import KeySettings, LimitSettings
-from gateway.settings.operations import CostSettings, EncryptionSettings, LogSettings, TlsSettings, TraceSettings
+from gateway.settings.operations import (
+    CostSettings,
+    EncryptionSettings,
+    LogSettings,
+    SecuritySettings,
+    TlsSettings,
+    TraceSettings,
+)
 from gateway.settings.upstreams import (
     BreakerSettings,
     HealthSettings,
@@ -129,6 +136,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     log: LogSettings = LogSettings()
     traces: TraceSettings = TraceSettings()
     tls: TlsSettings = TlsSettings()
+    security: SecuritySettings = SecuritySettings()
     encryption: EncryptionSettings = EncryptionSettings()
 
     def __repr__(self) -> str:

@@ -5,6 +5,8 @@ alone, and take longer for that than the exchange itself takes: docs/decisions/0
 """
 
 import asyncio
+import errno
+import ssl
 import weakref
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -17,6 +19,8 @@ from aiohttp.streams import StreamReader
 from multidict import CIMultiDictProxy
 from yarl import URL
 
+from gateway.http.tls import fault_of_certificate
+
 _KEEPALIVE_EXPIRY = 30.0
 _BUFFER_BYTES = 2**18
 _INFORMATIONAL = range(100, 200)
@@ -25,10 +29,13 @@ _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
 
 class Origin:
-    """A scheme, host and port, as the pool of connections knows it."""
+    """A scheme, host and port, as the pool of connections knows it. `tls` says what is trusted of it, None for the
+    system's certificates.
+    """
 
-    def __init__(self, url: URL) -> None:
-        self.request = aiohttp.ClientRequest("GET", url, loop=asyncio.get_running_loop())
+    def __init__(self, url: URL, tls: ssl.SSLContext | None = None) -> None:
+        trusted = True if tls is None else tls
+        self.request = aiohttp.ClientRequest("GET", url, loop=asyncio.get_running_loop(), ssl=trusted)
         self.host = url.host_port_subcomponent or ""
 
 
@@ -50,6 +57,8 @@ class ConnectionPool:
                 connection = await self._connector.connect(origin.request, [], self._timeout)
             except TimeoutError as error:
                 raise aiohttp.ConnectionTimeoutError("no connection in time") from error
+            except aiohttp.ClientConnectorCertificateError as error:
+                raise aiohttp.ClientConnectorError(origin.request.connection_key, _named(error)) from error
             protocol = _protocol(connection)
             reused = protocol in self._used
             # Bytes that arrived without a request must not be taken for an answer.
@@ -153,6 +162,14 @@ class Exchange:
         self._protocol.set_exception(timeout)
         if self._payload is not None:
             self._payload.set_exception(timeout)
+
+
+def _named(error: aiohttp.ClientConnectorCertificateError) -> OSError:
+    """The error in words, as it is told for connections that fail in other ways."""
+    fault = error.certificate_error
+    if isinstance(fault, ssl.SSLCertVerificationError):
+        return OSError(errno.EPROTO, fault_of_certificate(fault))
+    return OSError(errno.EPROTO, "its certificate is not valid")
 
 
 def _protocol(connection: Connection) -> ResponseHandler:
