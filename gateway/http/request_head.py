@@ -10,6 +10,7 @@ from gateway.errors import GatewayError, InvalidRequest, MethodNotAllowed
 _VERSIONS = (HttpVersion10, HttpVersion11)
 # TRACE would tell a client the headers that an upstream gets, with the operator's credential; CONNECT is no request.
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_ENCODINGS = frozenset({"identity", "gzip", "deflate", "br", "zstd"})
 _SUSPECT = ("\\", "%", ";")
 # What some servers read as another path: a backslash as a slash, escaped twice, a control character, `/..;/`.
 _AMBIGUOUS = re.compile(r"\\|%5c|%[01][0-9a-f]|%7f|%25(?:2e|2f|5c)|/(?:\.|%2e)+;", re.IGNORECASE)
@@ -25,6 +26,10 @@ def fault_of_head(message: RawRequestMessage) -> GatewayError | None:
     coding = headers.get("Transfer-Encoding")
     if coding is not None and (coding.strip().lower() != "chunked" or message.version == HttpVersion10):
         return _refused("Its Transfer-Encoding must be chunked alone, in HTTP/1.1")
+    encoding = headers.get("Content-Encoding")
+    if encoding is not None and encoding.strip().lower() not in _ENCODINGS:
+        # An upstream would get the body as it is, without the header that tells how to read it.
+        return _refused("Its Content-Encoding must be one of gzip, deflate, br and zstd", 415)
     return _fault_of_target(message.path, headers.get("Host", ""))
 
 

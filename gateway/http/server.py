@@ -54,7 +54,12 @@ class HttpConnection(web.RequestHandler):
         super().data_received(data)
         for place in range(known, len(self._messages)):
             message, payload = self._messages[place]
-            if not isinstance(message, _ErrInfo) and (error := self._refusal(message)) is not None:
+            if isinstance(message, _ErrInfo):
+                continue
+            if "Content-Encoding" in message.headers:
+                # A body that was refused is not read to its end: unpacked it may be a thousand times as long.
+                self._lingering_time = 0.0
+            if (error := self._refusal(message)) is not None:
                 self._messages[place] = (_ErrInfo(error.status, error, error.message), payload)
         waiting = self._current_request
         if waiting is None or waiting.content.is_eof() or not self._messages:
