@@ -19,6 +19,7 @@ _COMMAND_LINE = "command line"
 _MAX_SHOWN = 80
 # Options of the command line that are not named as their setting is.
 _OPTIONS = {"upstreams": "upstream", "mode": "semantic", "shutdown": "drain_seconds"}
+_REFERENCE = "env:NAME or file:PATH"
 _ANY_KEY = "..."
 """What msgspec says in place of a key of a mapping."""
 
@@ -78,7 +79,8 @@ def expectation(path: Path) -> tuple[Any, str]:
         kind = _member(kind, name)
         if get_origin(kind) is Annotated:
             base, *notes = get_args(kind)
-            words = next(str(note.description) for note in notes if isinstance(note, Meta))
+            described = (note.description for note in notes if isinstance(note, Meta) and note.description)
+            words = next(described, words)  # an item of a list may have none of its own
             kind = Secret if Secret in get_args(base) else base
         elif _is_struct(kind):
             words = "keys and values"
@@ -151,7 +153,7 @@ def _error_message(error: Exception, path: Path, value: Any) -> str:
     if isinstance(error, InvalidValue):
         return str(error)
     kind, expected = expectation(path)
-    if kind is Secret:
+    if kind is Secret or expected.startswith(_REFERENCE):  # the secret itself may be there instead
         return f"expected {expected}"
     return f"expected {expected}, got {_shown(value)}"
 
@@ -159,8 +161,20 @@ def _error_message(error: Exception, path: Path, value: Any) -> str:
 def _shown(value: Any) -> str:
     if value is None or value == "":
         return "nothing"
-    shown = repr(masked(value)) if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
+    shown = (
+        repr(masked(value))
+        if isinstance(value, str)
+        else msgspec.json.encode(_with_masks(value), enc_hook=str).decode()
+    )
     return shown if len(shown) <= _MAX_SHOWN else shown[:_MAX_SHOWN] + "…"
+
+
+def _with_masks(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_with_masks(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _with_masks(item) for key, item in value.items()}
+    return masked(value) if isinstance(value, str) else value
 
 
 def _value(values: Any, path: Path) -> Any:
