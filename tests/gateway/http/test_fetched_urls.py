@@ -95,6 +95,9 @@ UNCLEAR = [
     "http://127。0。0。1/",
     "http://①②⑦.⓪.⓪.①/",
     "http://example.org:80:80/",
+    "http://example.org/a b",
+    "http://example.org/a\tb",
+    "http://example.org/\\..\\a",
     "http://[::1/",
     "d\u0430ta:image/png;base64,AAAA",  # a Cyrillic letter
 ]
@@ -132,6 +135,13 @@ def test_with_none_only_data_passes(url: str) -> None:
     check_urls(image(url), "any")
     check_urls(image("data:,a"), "none")
     refused(image(url), "none")
+
+
+def test_a_password_in_a_url_is_named_and_not_shown() -> None:
+    """It is the reason for the refusal."""
+    with pytest.raises(InvalidRequest, match="without a user name and a password") as caught:
+        check_urls(image("http://user:secret@example.org/"), "public")
+    assert "secret" not in caught.value.message
 
 
 BAD = "http://127.0.0.1/"

@@ -91,6 +91,7 @@ async def test_a_server_speaks_modern_tls_only(tmp_path: Path, authority: trustm
     """TLS 1.3 and 1.2, and nothing older."""
     context = make_ssl_context(written(tmp_path, authority))
     assert context is not None
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_2  # also where the system allows clients more
     async with listening(context) as port:
         assert (await shown(port, authority))[0] == "TLSv1.3"
         assert (await shown(port, authority, at_most=ssl.TLSVersion.TLSv1_2))[0] == "TLSv1.2"
