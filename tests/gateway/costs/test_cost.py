@@ -115,6 +115,11 @@ def test_openai_reads_steps_of_128_from_1024_on(prompt: int, read: int) -> None:
     assert prompt_caching("openai").read_again(TokenUsage(prompt)) == read
 
 
+def test_what_was_read_is_read_again() -> None:
+    """Also where it was no whole step: the first answer proves that it can be."""
+    assert prompt_caching("openai").read_again(TokenUsage(1100, read=1000, written=90)) == 1090
+
+
 def test_anthropic_reads_what_was_written() -> None:
     """Explicit breakpoints: what the first request wrote or read, the second reads; the rest is input again."""
     usage = TokenUsage(10_000, 100, read=2000, written=3000)

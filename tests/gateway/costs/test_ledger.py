@@ -120,6 +120,17 @@ async def test_processes_add_to_the_same_totals(store: RedisStore) -> None:
     assert 0 < await store.command(("TTL", f"keepgate:costs:{HOUR}")) <= KEEP
 
 
+async def test_one_flush_takes_all_groups(store: RedisStore) -> None:
+    """More groups than a batch has room for are all in Redis after a flush, each once."""
+    ledger = Ledger(store, KEEP, Clock())
+    for number in range(1500):
+        ledger.record(MISS, f"key {number}")
+    await ledger.flush()
+    found = await totals(Ledger(store, KEEP, Clock()))
+    assert len(found) == 1500
+    assert {counts["requests"] for counts in found.values()} == {1}
+
+
 async def test_a_batch_that_is_sent_again_counts_once(store: RedisStore) -> None:
     """A reply that was lost after Redis had taken the batch doubles nothing."""
     ledger = Ledger(store, KEEP, Clock())
