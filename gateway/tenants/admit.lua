@@ -1,13 +1,32 @@
 -- Admits requests to a key and its team at once, or to neither.
 -- KEYS: of each scope the window, the slots (a sorted set: slot -> when it expires) and what was spent.
 -- ARGV: the number of scopes; permits wanted, of which fewer may be granted; 1 for a miss, 0 for hits; of a miss its
---       tokens, nano-dollars, slot, and the slot's milliseconds; five limits of each scope; then slots to free.
+--       tokens, nano-dollars, slot, and the slot's milliseconds; the turn and the number of this call; five limits of
+--       each scope; then slots to free.
+-- A call may come twice, if the reply to the first was late: it counts once. A turn's calls have rising numbers.
 -- Returns 0, the second, the day, the permits granted, and of each scope its requests, tokens, and nano-dollars of day
 -- and month; or the number of the scope that refuses, its limit, milliseconds until that can change, and what is used.
 local count, granted, is_miss = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == '1'
 local tokens, dollars, slot, lease = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7])
-local BEFORE = 7
+local turn, call = 'turn:' .. ARGV[8], tonumber(ARGV[9])
+local BEFORE = 9
 local scopes = scopes_of(count, BEFORE)
+
+local last = redis.call('HGET', scopes[1].window, turn)
+if last then
+  local number, second, day, permits = last:match('^(%d+) (%d+) (%d+) (%d+)$')
+  if tonumber(number) >= call then
+    local reply = {0, tonumber(second), tonumber(day), tonumber(permits)}
+    for _, scope in ipairs(scopes) do
+      local sums = redis.call('HMGET', scope.window, 'rsum', 'tsum')
+      local spent = redis.call('HMGET', scope.spent, 'day_sum', 'month_sum')
+      for _, used in ipairs({sums[1], sums[2], spent[1], spent[2]}) do
+        reply[#reply + 1] = tonumber(used) or 0
+      end
+    end
+    return reply
+  end
+end
 
 for number, scope in ipairs(scopes) do
   local limits = scope.limits
@@ -74,4 +93,6 @@ for _, scope in ipairs(scopes) do
     reply[#reply + 1] = used
   end
 end
+redis.call('HSET', scopes[1].window, turn, string.format('%d %d %d %d', call, now, today, granted))
+redis.call('EXPIRE', scopes[1].window, KEPT_SECONDS)
 return reply

@@ -65,7 +65,9 @@ class Limiter:
         self._delivering = asyncio.Lock()
         self._outage = 0
         self._outage_since = 0.0
-        self._turns = asyncio.Semaphore(_TURNS)
+        self._turns: asyncio.Queue[int] = asyncio.Queue()
+        for turn in range(_TURNS):
+            self._turns.put_nowait(turn)
 
     def take_hit(self, caller: Caller) -> bool | None:
         """Whether a hit may be served: None if Redis must be asked, by `admit_hit`, which also tells a refusal."""
@@ -177,11 +179,15 @@ class Limiter:
         keys = [key for scope in usage.scopes for key in scope.keys]
         numbers = [number for scope in usage.scopes for number in scope.numbers]
         lease = round(SLOT_SECONDS * 1000)
-        arguments: tuple[str | int, ...] = (len(usage.scopes), wanted, *miss, lease, *numbers, *usage.batch.freed)
-        async with self._turns:
+        turn = await self._turns.get()
+        try:
             if refusal := usage.remembered(time.monotonic()):
                 raise refusal.error()
+            call = (f"{self._worker}.{turn}", next(self._numbers))
+            arguments = (len(usage.scopes), wanted, *miss, lease, *call, *numbers, *usage.batch.freed)
             reply: list[int] = await self._run_admit(self._redis, keys, arguments)
+        finally:
+            self._turns.put_nowait(turn)
         usage.shares = None
         if reply[0]:
             raise self._refused(usage, reply).error()

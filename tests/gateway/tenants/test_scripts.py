@@ -20,6 +20,7 @@ class Clocked:
     def __init__(self, valkey: Valkey) -> None:
         self.client = redis.Redis.from_url(valkey.url)
         self.client.flushall()
+        self._calls = 0
         self._admit = self._timed("admit")
         self._settle = self._timed("settle")
 
@@ -32,7 +33,12 @@ class Clocked:
     def admit(self, now: float, wanted: int, limits: tuple[int, ...], tokens: int = 0, money: int = 0) -> list[int]:
         self._set(now)
         miss = (1, tokens, money, "slot") if tokens else (0, 0, 0, "")
-        reply: list[int] = self._admit(keys=_KEYS, args=(1, wanted, *miss, 15_000, *limits))
+        self._calls += 1
+        return self.admit_again(wanted, miss, limits)
+
+    def admit_again(self, wanted: int, miss: tuple[Any, ...], limits: tuple[int, ...]) -> list[int]:
+        """The last call once more."""
+        reply: list[int] = self._admit(keys=_KEYS, args=(1, wanted, *miss, 15_000, "turn", self._calls, *limits))
         return reply
 
     def give_back(self, now: float, second: int, permits: int, limits: tuple[int, ...]) -> None:
@@ -113,6 +119,18 @@ def test_months_are_those_of_the_calendar(shared_valkey: Valkey) -> None:
         assert wait == (first.timestamp() - now) * 1000
         assert clocked.client.hget(_KEYS[2], "month") == str(12 * day.year + day.month).encode()
         day += datetime.timedelta(days=5)
+    clocked.client.close()
+
+
+def test_a_call_that_comes_twice_counts_once(shared_valkey: Valkey) -> None:
+    """Its second reply is as good as the first, though the limit is reached by then."""
+    clocked = Clocked(shared_valkey)
+    limits = (2, 5, 1, 100, 100)
+    first = clocked.admit(1_800_000_000, 1, limits, tokens=5, money=100)
+    assert first == [0, 1_800_000_000, 20_833, 1, 1, 5, 100, 100]
+    assert clocked.admit_again(1, (1, 5, 100, "slot"), limits) == first
+    assert clocked.admit(1_800_000_000, 1, limits)[3:5] == [1, 2]
+    assert clocked.admit(1_800_000_000, 1, limits)[:2] == [1, 1]
     clocked.client.close()
 
 
