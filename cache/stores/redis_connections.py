@@ -27,6 +27,7 @@ class RedisConnections:
     def __init__(self, connect: Callable[[], AbstractConnection]) -> None:
         self._connect = connect
         self._idle: list[AbstractConnection] = []
+        self._times_closed = 0
 
     async def ask(self, *commands: Command) -> list[Any]:
         """Redis' replies to repeatable commands, sent together; a refused one gives a ResponseError.
@@ -42,6 +43,7 @@ class RedisConnections:
         return await self._ask_on(self._connect(), commands)
 
     async def _ask_on(self, connection: AbstractConnection, commands: tuple[Command, ...]) -> list[Any]:
+        times_closed = self._times_closed
         try:
             await _send(connection, commands)
             replies = [await _reply(connection) for _ in commands]
@@ -49,11 +51,15 @@ class RedisConnections:
             # Replies may still come, and must not be taken for those to the next commands.
             await connection.disconnect(nowait=True)
             raise
-        self._idle.append(connection)
+        if times_closed == self._times_closed:
+            self._idle.append(connection)
+        else:
+            await connection.disconnect(nowait=True)
         return replies
 
     async def close(self) -> None:
-        """Close the idle connections."""
+        """Close the idle connections; those in use are closed after their replies."""
+        self._times_closed += 1
         idle, self._idle = self._idle, []
         for connection in idle:
             await connection.disconnect(nowait=True)

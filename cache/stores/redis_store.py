@@ -409,6 +409,22 @@ def _topology_of(url: str) -> Topology:
 
 
 @asynccontextmanager
+async def open_topology(url: str) -> AsyncIterator[Topology]:
+    """The servers of a Redis, without a store: nothing is asked of them yet. Raises ValueError for no such URL."""
+    topology = _topology_of(url)
+    maintaining = asyncio.create_task(topology.maintain())
+    maintaining.add_done_callback(_report_end)
+    try:
+        yield topology
+    finally:
+        maintaining.cancel()
+        await asyncio.wait([maintaining])
+        with contextlib.suppress(RedisError, OSError, TimeoutError):
+            async with asyncio.timeout(_BACKGROUND_DEADLINE):
+                await topology.close()
+
+
+@asynccontextmanager
 async def open_redis_store(
     url: str, deadline: float, encryption: Encryption | None = None
 ) -> AsyncIterator[RedisStore]:

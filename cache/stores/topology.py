@@ -19,6 +19,7 @@ from cache.stores.redis_url import Address, RedisUrl
 log = logging.getLogger(__name__)
 
 _SENTINEL_SECONDS = 0.5
+_LOOK_EVERY = 1.0
 
 
 class Topology(Protocol):
@@ -88,7 +89,7 @@ class SentinelServers(SingleServer):
         self._sentinels = list(url.addresses)
         self._master: Address | None = None
         self._replicas: list[RedisConnections] = []
-        self._has_lost_replica = asyncio.Event()
+        self._has_lost_replica = False
 
     async def ask(self, *commands: Command) -> list[Any]:
         replies = await super().ask(*commands)
@@ -113,10 +114,7 @@ class SentinelServers(SingleServer):
         return await super().ask_replica(command) if isinstance(reply, ResponseError) else reply
 
     async def check(self) -> None:
-        master = await self._ask_sentinels("GET-MASTER-ADDR-BY-NAME")
-        if not master:
-            raise StoreUnavailable(f"redis: the sentinels know no master {self._url.master!r}")
-        address = (text_of(master[0]), int(master[1]))
+        address = await self._named_master()
         if address != self._master:
             await super().close()
             self._master = address
@@ -129,20 +127,29 @@ class SentinelServers(SingleServer):
             await self._find_replicas()
 
     async def maintain(self) -> None:
+        """A master that was replaced may go on for seconds before it hears of it, and what it is told then is lost."""
         while True:
-            await self._has_lost_replica.wait()
-            await asyncio.sleep(1)
+            await asyncio.sleep(_LOOK_EVERY)
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
-                    await self._find_replicas()
+                    address = await self._named_master()
+                    if self._has_lost_replica:
+                        await self._find_replicas()
             except (RedisError, OSError, TimeoutError, StoreUnavailable):
-                continue
-            self._has_lost_replica.clear()
+                continue  # it is still the one that is known
+            if self._master not in (None, address):
+                await self._forget_master()
 
     async def close(self) -> None:
         await super().close()
         for replica in self._replicas:
             await replica.close()
+
+    async def _named_master(self) -> Address:
+        reply = await self._ask_sentinels("GET-MASTER-ADDR-BY-NAME")
+        if not reply:
+            raise StoreUnavailable(f"redis: the sentinels know no master {self._url.master!r}")
+        return text_of(reply[0]), int(reply[1])
 
     async def _find_replicas(self) -> None:
         found: list[RedisConnections] = []
@@ -152,7 +159,9 @@ class SentinelServers(SingleServer):
             if {"s_down", "o_down", "disconnected"}.isdisjoint(flags) and fields.get(b"master-link-status") == b"ok":
                 address = (text_of(fields[b"ip"]), int(fields[b"port"]))
                 found.append(RedisConnections(lambda address=address: self._connector(address)))  # type: ignore[misc]
-        before, self._replicas = self._replicas, [each for each in found if await _answers(each)]
+        answering = [each for each in found if await _answers(each)]
+        before, self._replicas = self._replicas, answering
+        self._has_lost_replica = len(answering) < len(found)
         for replica in before:
             await replica.close()
 
@@ -195,7 +204,7 @@ class SentinelServers(SingleServer):
     def _lose(self, replica: RedisConnections) -> None:
         if replica in self._replicas:
             self._replicas.remove(replica)
-        self._has_lost_replica.set()
+        self._has_lost_replica = True
 
 
 async def ping(server: RedisConnections) -> None:

@@ -16,6 +16,7 @@ from cache.semantic.embedding.model_files import models_folder
 from gateway.http.background_tasks import background_tasks
 from gateway.processes.child import running
 from gateway.processes.runtime_directory import runtime_directory, socket_path
+from gateway.settings.encryption_keys import encryption_keys
 from gateway.settings.fields import SettingsError
 from gateway.settings.settings import Settings
 
@@ -71,6 +72,7 @@ def _config(settings: Settings, redis: str, socket: Path) -> dict[str, object]:
     return {
         **given,
         "judge_key": str(settings.semantic.judge_key or ""),
+        "encryption_keys": encryption_keys(settings.encryption),
         "socket": str(socket),
         "redis": redis,
         "models": str(models_folder()),

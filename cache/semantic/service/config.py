@@ -31,4 +31,5 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     judge_recall: float
     judge_false_same: float
     judge_share: float
+    encryption_keys: tuple[str, ...] = ()
     log_level: str = "info"

@@ -7,24 +7,26 @@ keepgate:semantic:policy:<name>    a policy's state, and its position in the str
 """
 
 import asyncio
-import functools
 import itertools
 import logging
 import re
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import msgspec
-import redis.asyncio
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
-from cache.errors import CorruptEntry, StoreUnavailable
+from cache.errors import CorruptEntry, StoreUnavailable, Undecryptable
 from cache.semantic.service.neighbours import Vector
 from cache.semantic.service.record_format import RecordFormat
 from cache.semantic.service.records import Record
 from cache.stores.breaker import Breaker
+from cache.stores.encryption import Encryption
+from cache.stores.redis_connections import Command
+from cache.stores.redis_replies import Fields, pairs, range_items, stream_items
+from cache.stores.topology import Topology
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +58,6 @@ redis.call('HSET', KEYS[1], 'position', ARGV[1], 'state', ARGV[2])
 return 1
 """
 
-Command = tuple[str | bytes | int | float, ...]
-
 
 class _Write(NamedTuple):
     """A command, and what to do if Redis refuses it."""
@@ -85,14 +85,14 @@ _encode = msgspec.msgpack.Encoder().encode
 class RecordLog:
     """This process's access to the shared records. No request waits for it."""
 
-    def __init__(self, client: "redis.asyncio.Redis", origin: str, record_format: RecordFormat) -> None:
-        self._client = client
+    def __init__(self, topology: Topology, origin: str, record_format: RecordFormat, encryption: Encryption) -> None:
+        self._topology = topology
+        self._encryption = encryption
         self.origin = origin
         self._format = record_format
         self._waiting: deque[_Write] = deque()
         self._number = 0
         self._has_waiting = asyncio.Event()
-        self._keep_newest = client.register_script(_KEEP_NEWEST)
         self.breaker = Breaker("redis (semantic)", self._ping, (RedisError,), _DEADLINE)
         self.dropped = 0
         self.corrupt = 0
@@ -109,7 +109,8 @@ class RecordLog:
 
     def discard(self, entries: Sequence[str]) -> None:
         """Remove records without an announcement."""
-        self._write("UNLINK", *(_RECORD + entry for entry in entries))
+        for entry in entries:
+            self._write("UNLINK", _RECORD + entry)
         self._write("ZREM", _RECORDS, *entries)
 
     def confirm(self, record: Record, vector: Vector, namespace: str) -> None:
@@ -134,62 +135,60 @@ class RecordLog:
     async def make_room(self) -> None:
         """Removes values of a wrong type at the keys of ids and events. Raises StoreUnavailable."""
         for key, kind in ((_RECORDS, b"zset"), (_LOG, b"stream")):
-            found = await self._call(functools.partial(self._client.type, key))
+            found = await self._ask(("TYPE", key))
             if found not in (kind, b"none"):
-                log.warning("removing %s from redis: it is a %s and should be a %s", key, _text(found), _text(kind))
-                await self._call(functools.partial(self._client.unlink, key))
+                log.warning("removing %s from redis: it is a %s and should be a %s", key, found.decode(), kind.decode())
+                await self._ask(("UNLINK", key))
 
     async def load(self) -> AsyncIterator[list[tuple[Record, Vector | None]]]:
         """All records, some hundreds at a time; without a vector if it is of another model."""
-        cursor = 0
+        cursor = b"0"
         while True:
-            page = functools.partial(self._client.zscan, _RECORDS, cursor, count=_RECORDS_AT_ONCE)
-            cursor, found = await self._call(page)
-            yield await self.records([entry.decode(errors="replace") for entry, _ in found])
-            if cursor == 0:
+            cursor, found = await self._ask(("ZSCAN", _RECORDS, cursor, "COUNT", _RECORDS_AT_ONCE))
+            yield await self.records([entry.decode(errors="replace") for entry in found[::2]])
+            if cursor == b"0":
                 return
 
     async def records(self, entries: Sequence[str]) -> list[tuple[Record, Vector | None]]:
         """Those of these records that exist and are valid. Raises StoreUnavailable."""
         if not entries:
             return []
-        stored = await self._call(lambda: self._client.mget([_RECORD + entry for entry in entries]))
+        reads: list[Command] = [("GET", _RECORD + entry) for entry in entries]
+        stored = await self._call(lambda: self._topology.ask(*reads))
         sound: list[tuple[Record, Vector | None]] = []
         for entry, data in zip(entries, stored, strict=True):
             try:
-                if data is not None:
-                    sound.append(self._format.decode(entry, data))
-            except CorruptEntry as error:
+                if isinstance(data, bytes):
+                    sound.append(self._format.decode(entry, await self._encryption.open(_RECORD + entry, data)))
+            except (CorruptEntry, Undecryptable) as error:
                 self.corrupt += 1
                 log.warning("ignoring the record of %s in redis: %s", entry, error)
         return sound
 
     async def newest(self) -> str:
         """The position of the newest event. Raises StoreUnavailable."""
-        newest = await self._call(lambda: self._client.xrevrange(_LOG, count=1))
-        return _text(newest[0][0]) if newest else "0-0"
+        newest = range_items(await self._ask(("XREVRANGE", _LOG, "+", "-", "COUNT", 1)))
+        return newest[0][0] if newest else "0-0"
 
     async def since(self, position: str) -> list[Event]:
         """Wait for events after a position, for two seconds at most. Raises StoreUnavailable."""
-        read = await self._call(
-            lambda: self._client.xread({_LOG: position}, count=_EVENTS_AT_ONCE, block=_POLL_MILLISECONDS),
-            _DEADLINE + _POLL_MILLISECONDS / 1000,
-        )
-        return [_event(place, fields) for _, items in read or () for place, fields in items]
+        command: Command = ("XREAD", "COUNT", _EVENTS_AT_ONCE, "BLOCK", _POLL_MILLISECONDS, "STREAMS", _LOG, position)
+        read = await self._ask(command, _DEADLINE + _POLL_MILLISECONDS / 1000)
+        return [_event(place, fields) for place, fields in stream_items(read)]
 
     async def learned(self, name: str) -> tuple[str, bytes] | None:
         """A policy's newest state, and the position up to which it has seen the stream. Raises StoreUnavailable."""
-        kept = await self._call(lambda: self._hash(_POLICY + name))
+        kept = await self._hash(_POLICY + name)
         position = kept.get(b"position", b"")
-        return (_text(position), kept[b"state"]) if b"state" in kept and _POSITION.fullmatch(position) else None
+        return (position.decode(), kept[b"state"]) if b"state" in kept and _POSITION.fullmatch(position) else None
 
     async def keep_learned(self, name: str, position: str, state: bytes) -> None:
         """Stores a policy's state, unless a later one is there. Raises StoreUnavailable."""
-        await self._call(lambda: self._keep_newest(keys=[_POLICY + name], args=[position, state]))
+        await self._ask(("EVAL", _KEEP_NEWEST, 1, _POLICY + name, position, state))
 
     async def sweep(self) -> None:
         """Removes the ids of expired entries. Raises StoreUnavailable."""
-        await self._call(lambda: self._client.zremrangebyscore(_RECORDS, "-inf", time.time()))
+        await self._ask(("ZREMRANGEBYSCORE", _RECORDS, "-inf", time.time()))
 
     async def write(self) -> None:
         """Write what is waiting, in order; runs for as long as the log is used."""
@@ -207,18 +206,21 @@ class RecordLog:
             await self._write_batch()
 
     async def _write_batch(self) -> None:
+        """Events after everything else: another server may have what they are about."""
         batch = list(itertools.islice(self._waiting, _WRITES_PER_BATCH))
-        pipeline = self._client.pipeline(transaction=False)
-        for write in batch:
-            pipeline.execute_command(*write.command)
-        replies = await self._call(lambda: pipeline.execute(raise_on_error=False))
+        commands = [await self._sealed(write.command) for write in batch]
+        replies: list[Any] = [None] * len(batch)
+        for are_events in (False, True):
+            numbers = [n for n, command in enumerate(commands) if (command[0] == "XADD") is are_events]
+            part = [commands[number] for number in numbers]
+            answers = await self._call(lambda part=part: self._topology.ask(*part)) if part else []  # type: ignore[misc]
+            for number, reply in zip(numbers, answers, strict=True):
+                replies[number] = reply
         for _ in batch:
             self._waiting.popleft()
         if not self._waiting:
             self._has_waiting.clear()
-        refused = [
-            (write, reply) for write, reply in zip(batch, replies, strict=True) if isinstance(reply, ResponseError)
-        ]
+        refused = [(write, reply) for write, reply in zip(batch, replies, strict=True) if isinstance(reply, RedisError)]
         for write, _ in refused:
             write.lost()
         if refused:
@@ -246,32 +248,45 @@ class RecordLog:
         self._waiting.append(_Write(command, lost))
         self._has_waiting.set()
 
-    async def _hash(self, key: str) -> dict[bytes, bytes]:
+    async def _sealed(self, command: Command) -> Command:
+        if command[0] != "SET":
+            return command
+        _, key, value, *rest = command
+        return "SET", key, await self._encryption.seal(str(key), bytes(value)), *rest  # type: ignore[arg-type]
+
+    async def _hash(self, key: str) -> Fields:
         """Empty also if the key has another type: Redis can still be used."""
-        try:
-            return cast(dict[bytes, bytes], await self._client.hgetall(key))
-        except ResponseError as error:
-            if not str(error).startswith("WRONGTYPE"):
-                raise
+        (reply,) = await self._call(lambda: self._topology.ask(("HGETALL", key)))
+        if isinstance(reply, RedisError) and str(reply).startswith("WRONGTYPE"):
             log.warning("beginning anew: %s in redis is not the hash that it should be", key)
             return {}
+        if isinstance(reply, RedisError):
+            raise StoreUnavailable(f"redis: {reply}") from reply
+        return pairs(reply)
 
     async def _ping(self) -> None:
         try:
-            await self._client.ping()
+            await self._topology.check()
         except RedisError as error:
             raise StoreUnavailable(f"redis: {error}") from error
+
+    async def _ask(self, command: Command, deadline: float = _DEADLINE) -> Any:
+        """The reply to a command. A refusal is a failure of the log. Raises StoreUnavailable."""
+
+        async def ask() -> Any:
+            (reply,) = await self._topology.ask(command)
+            if isinstance(reply, RedisError):
+                raise reply
+            return reply
+
+        return await self._call(ask, deadline)
 
     async def _call(self, operation: Callable[[], Awaitable[Any]], deadline: float = _DEADLINE) -> Any:
         return await self.breaker.call(operation, deadline)
 
 
-def _text(reply: Any) -> str:
-    return cast(bytes, reply).decode()
-
-
-def _event(position: bytes, fields: dict[bytes, bytes]) -> Event:
+def _event(position: str, fields: Fields) -> Event:
     origin, kind = (fields.get(name, b"").decode(errors="replace") for name in (b"origin", b"kind"))
     number = fields.get(b"number", b"")
     is_number = number.isdigit() and len(number) <= _MAX_DIGITS
-    return Event(_text(position), origin, int(number) if is_number else 0, kind, fields.get(b"data", b""))
+    return Event(position, origin, int(number) if is_number else 0, kind, fields.get(b"data", b""))

@@ -12,10 +12,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
 from cache.semantic.embedding.embedder import Embedder, open_embedder
@@ -57,8 +53,9 @@ from cache.semantic.service.records import Record
 from cache.semantic.service.semantic_cache import SemanticCache
 from cache.semantic.service.server import serving
 from cache.semantic.service.sharing import Sharing
+from cache.stores.encryption import Encryption, encryption_with
 from cache.stores.memory import MemoryStore
-from cache.stores.redis_store import open_redis_store
+from cache.stores.redis_store import open_redis_store, open_topology
 
 log = logging.getLogger(__name__)
 
@@ -146,8 +143,9 @@ async def _running(config: Config, encoder: Encoder, service: Service) -> AsyncI
         patience = config.deadline * _SHARE_FOR_WAITING
         embedder = await stack.enter_async_context(open_embedder(encoder, patience=patience))
         patient = await stack.enter_async_context(open_embedder(encoder, patient=True))
-        store = await stack.enter_async_context(_store(config.redis))
-        shared = await stack.enter_async_context(_log(config.redis, encoder))
+        encryption = encryption_with(config.encryption_keys)
+        store = await stack.enter_async_context(_store(config.redis, encryption))
+        shared = await stack.enter_async_context(_log(config.redis, encoder, encryption))
         judge = await stack.enter_async_context(make_judge(config, patient))
         policy = make_policy(config, judge, random.Random())  # noqa: S311  # which hits are audited is no secret
         neighbours = Neighbours(
@@ -199,33 +197,23 @@ async def _tasks(works: list[Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _store(url: str) -> AsyncIterator[ExactCache | None]:
+async def _store(url: str, encryption: Encryption) -> AsyncIterator[ExactCache | None]:
     """The answers that gateways keep, read only."""
     if not url:
         yield None
         return
-    async with open_redis_store(url, _STORE_DEADLINE) as redis_store:
+    async with open_redis_store(url, _STORE_DEADLINE, encryption) as redis_store:
         yield ExactCache(MemoryStore(0), redis_store, keep_stale=0.0)
 
 
 @asynccontextmanager
-async def _log(url: str, encoder: Encoder) -> AsyncIterator[RecordLog | None]:
+async def _log(url: str, encoder: Encoder, encryption: Encryption) -> AsyncIterator[RecordLog | None]:
     if not url:
         yield None
         return
-    client = redis.asyncio.from_url(
-        url,
-        protocol=2,
-        driver_info=None,
-        retry=Retry(NoBackoff(), 1),
-        socket_connect_timeout=_STORE_DEADLINE,
-        # Its own timeout uses asyncio.wait_for, which in Python 3.11 can swallow a cancellation.
-        socket_timeout=None,
-    )
-    try:
-        yield RecordLog(client, secrets.token_hex(8), RecordFormat(encoder.fingerprint, encoder.dimensions))
-    finally:
-        await client.aclose()
+    async with open_topology(url) as topology:
+        record_format = RecordFormat(encoder.fingerprint, encoder.dimensions)
+        yield RecordLog(topology, secrets.token_hex(8), record_format, encryption)
 
 
 def _counter(store: ExactCache | None) -> Callable[[Record], bool]:

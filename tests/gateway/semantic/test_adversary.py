@@ -21,6 +21,7 @@ from cache.semantic.policy.policy import Decision, Evidence
 from cache.semantic.policy.threshold import ThresholdPolicy
 from cache.semantic.service.records import Record
 from cache.semantic.service.service import _log
+from cache.stores.encryption import NoEncryption
 from gateway.settings.cache import SemanticSettings
 from gateway.settings.fields import Secret
 from gateway.upstreams.mock import MockUpstream, Reply
@@ -479,7 +480,7 @@ async def test_the_log_ends_when_it_is_cancelled_while_it_writes(valkey: Valkey,
     vector = np.eye(1, minilm.dimensions, dtype=np.float32)[0]
     for steps in range(60):
         # Only the log itself can be cancelled after a number of steps.
-        async with _log(valkey.url, minilm) as shared:
+        async with _log(valkey.url, minilm, NoEncryption()) as shared:
             assert shared is not None
             writing = asyncio.create_task(shared.write())
             await asyncio.sleep(0)
