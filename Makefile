@@ -10,7 +10,7 @@ SECONDS ?= 600
 ARGS ?=
 
 BIN := $(VENV)/bin
-PACKAGES := gateway cache backend prefix_store
+PACKAGES := gateway cache backend prefix_store telemetry
 INSTALLED := $(VENV)/.installed
 CLIENTS := tests/clients/node_modules/.package-lock.json
 # Commands of the environment before those of the machine: node and npm are there at a pinned version.

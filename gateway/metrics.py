@@ -27,8 +27,8 @@ def _counter(name: str, text: str, *labels: str) -> Counter:
     return Counter(f"keepgate_{name}", text, labels, registry=registry)
 
 
-def _histogram(name: str, text: str) -> Histogram:
-    return Histogram(f"keepgate_{name}", text, buckets=_SECONDS, registry=registry)
+def _histogram(name: str, text: str, *labels: str) -> Histogram:
+    return Histogram(f"keepgate_{name}", text, labels, buckets=_SECONDS, registry=registry)
 
 
 requests = _counter("requests", "Requests for an answer, by how the cache took part.", "family", "cache", "layer")
@@ -56,6 +56,12 @@ upstream_retries = _counter("upstream_retries", "Requests that were sent again."
 hedged_requests = _counter("hedged_requests", "Requests for which a second upstream was asked, as the first was slow.")
 fallbacks = _counter("fallbacks", "Answers of another model than the one asked for.")
 errors = _counter("errors", "Requests that ended with an error of the gateway.", "code")
+request_seconds = _histogram(
+    "request_duration_seconds", "From a request's arrival to the end of its answer.", "family", "cache"
+)
+first_byte_seconds = _histogram(
+    "time_to_first_byte_seconds", "From a request's arrival to the first byte of its answer.", "family", "cache"
+)
 upstream_seconds = _histogram("upstream_seconds", "How long upstreams took for a whole answer.")
 upstream_first_byte_seconds = _histogram("upstream_first_byte_seconds", "Until an upstream began to answer.")
 
@@ -68,6 +74,7 @@ memory_entries = _gauge("memory_entries", "Entries in the memory tier.")
 memory_bytes = _gauge("memory_bytes", "Bytes in the memory tier.")
 memory_evictions = _gauge("memory_evictions", "Entries evicted from the memory tier since the start.")
 redis_available = _gauge("redis_available", "Workers whose breaker to Redis is closed.")
+requests_in_flight = _gauge("requests_in_flight", "Requests that have arrived and are not answered yet.")
 flights = _gauge("flights", "Running upstream calls that may be joined.")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("gateway", "cache", "backend", "prefix_store")
+PACKAGES = ("gateway", "cache", "backend", "prefix_store", "telemetry")
 AT_THE_ROOT = {"__init__.py", "__main__.py", "py.typed"}
 MAX_AT_THE_ROOT = 3
 """Further files directly in a package: those that a reader wants first."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = {"gateway", "cache", "backend", "prefix_store"}
+PACKAGES = {"gateway", "cache", "backend", "prefix_store", "telemetry"}
 SOURCE = ("pyproject.toml", "README.md", "LICENSE", *sorted(PACKAGES))
 OWNERS = "import importlib.metadata as m, json; print(json.dumps(m.packages_distributions()))"
 PLACES = "import json; {imports}; print(json.dumps({{n: m.__file__ for n, m in {{ {pairs} }}.items()}}))"

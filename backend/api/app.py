@@ -13,20 +13,22 @@ from backend.api.http_body import MAX_BODY_BYTES
 from backend.api.http_server import UNEXPECTED, error_response, request_error_of
 from backend.api.prefix_store import open_prefixes
 from backend.api.server_state import STATE, ServerState
+from backend.api.traces import begin_trace, end_trace
 from backend.engine.config import EngineConfig
 from backend.errors import RequestError
 from backend.model import ServedModel
 from prefix_store.peers.protocol import PATH as BLOCKS_PATH
+from telemetry.tracing.span import NO_TRACING, Tracing
 
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def create_app(model: ServedModel, engine_config: EngineConfig) -> web.Application:
+def create_app(model: ServedModel, engine_config: EngineConfig, tracing: Tracing = NO_TRACING) -> web.Application:
     """The application; its engine starts and stops with it."""
     app = web.Application(middlewares=[_answer_errors], client_max_size=MAX_BODY_BYTES)
-    app[STATE] = ServerState(model, engine_config)
+    app[STATE] = ServerState(model, engine_config, tracing)
     app.cleanup_ctx.append(_run_engine)
     app.add_routes(
         [
@@ -65,7 +67,9 @@ async def _run_engine(app: web.Application) -> AsyncIterator[None]:
 
 @web.middleware
 async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answers every error in OpenAI's form, without a traceback, and counts the request."""
+    """Answers every error in OpenAI's form, without a traceback; counts and traces the request."""
+    state = request.app[STATE]
+    span = begin_trace(state.tracing, request, state.model.name)
     status = 499  # nginx's code for a client that disconnected; only the metrics show it
     try:
         response = await handler(request)
@@ -88,4 +92,5 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     finally:
         resource = request.match_info.route.resource
         endpoint = resource.canonical if resource is not None else "unknown"
-        request.app[STATE].metrics.requests.labels(endpoint, str(status)).inc()
+        state.metrics.requests.labels(endpoint, str(status)).inc()
+        end_trace(span, status)

@@ -12,6 +12,7 @@ from aiohttp import web
 from backend.api.http_body import RECEIVED_AT
 from backend.api.request_headers import is_one_shot, set_deadline, tenant_keys
 from backend.api.server_state import STATE
+from backend.api.traces import record_steps, trace_of
 from backend.chat.grammar import GrammarConstraint
 from backend.chat.output_constraint import OutputConstraint
 from backend.engine.async_engine import NOT_RUNNING, Generation
@@ -37,6 +38,8 @@ class OutputStream:
         self._sequences = sequences
         self._output_constraint = output_constraint
         self._generation = generation
+        self.first_token_at: float | None = None
+        """``time.monotonic()`` seconds; None: there is no token yet."""
 
     @property
     def finished(self) -> bool:
@@ -66,9 +69,12 @@ class OutputStream:
         return outputs
 
     def _observe_first_token(self) -> None:
+        if self.first_token_at is not None:
+            return
+        self.first_token_at = time.monotonic()
         if not self._request.get(_FIRST_TOKEN_OBSERVED):
             self._request[_FIRST_TOKEN_OBSERVED] = True
-            self._state.metrics.first_token_seconds.observe(time.monotonic() - self._request[RECEIVED_AT])
+            self._state.metrics.first_token_seconds.observe(self.first_token_at - self._request[RECEIVED_AT])
 
     def _raise_if_failed(self, sequence: Sequence, output: Output) -> None:
         if output.finish_reason is not None and self._output_constraint is not None:
@@ -118,10 +124,13 @@ async def generate(
     keys = tenant_keys(request, cache_salt)
     for sequence in sequences:
         sequence.keys = keys
-    await state.prefixes.ask(sequences, one_shot=is_one_shot(request, default=one_shot))
+    span = trace_of(request)
+    await state.prefixes.ask(sequences, is_one_shot(request, default=one_shot), span)
     generation = state.engine.submit(sequences)
+    outputs = OutputStream(request, sequences, generation, output_constraint)
     try:
-        yield OutputStream(request, sequences, generation, output_constraint)
+        yield outputs
     finally:
         state.engine.release(sequences, generation)
         state.prefixes.ended(sequences)
+        record_steps(span, sequences, outputs.first_token_at, time.monotonic())

@@ -17,6 +17,7 @@ from backend.prefixes.tenants import Tenants
 from backend.requests.reader import RequestReader
 from prefix_store.codecs.codec import stored_key
 from prefix_store.store.open_store import OpenStore
+from telemetry.tracing.span import Tracing
 
 _GRAMMAR_THREADS = 2
 _MAX_SEQUENCES_PER_REQUEST = 128
@@ -25,8 +26,9 @@ _MAX_SEQUENCES_PER_REQUEST = 128
 class ServerState:
     """The model, its engine, and what handlers need to use them."""
 
-    def __init__(self, model: ServedModel, engine_config: EngineConfig) -> None:
+    def __init__(self, model: ServedModel, engine_config: EngineConfig, tracing: Tracing) -> None:
         self.model = model
+        self.tracing = tracing
         max_in_flight = (engine_config.max_batch or model.runner.max_batch) + engine_config.max_waiting
         self.max_seconds = engine_config.max_seconds
         self.strict_fields = engine_config.strict_fields

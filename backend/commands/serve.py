@@ -6,7 +6,6 @@ import argparse
 import json
 import logging
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -22,6 +21,8 @@ from backend.commands.prefix_options import add_prefix_arguments, name_option, r
 from backend.errors import ModelError, PrefixStoreError
 from backend.quantized_weights.names import Quantization
 from backend.runners.fused.thread_count import limit_spinning
+from telemetry.logs import configure_logging
+from telemetry.tracing.span import TracingUnavailable
 
 if TYPE_CHECKING:
     from backend.engine.config import EngineConfig
@@ -161,6 +162,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=False,
         help="leave images and other parts that are not text out of messages; else they are refused (default: no)",
     )
+    parser.add_argument(
+        "--log-format",
+        choices=["human", "json"],
+        default="human",
+        help="lines for people, or a JSON object for each (default: %(default)s)",
+    )
+    traces = parser.add_mutually_exclusive_group()
+    traces.add_argument(
+        "--traces-endpoint",
+        metavar="URL",
+        default=os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
+        help="base URL of a collector of traces, such as http://127.0.0.1:4318 (default: the variable "
+        "OTEL_EXPORTER_OTLP_ENDPOINT, else no traces)",
+    )
+    traces.add_argument(
+        "--traces-file", type=Path, metavar="FILE", help="append traces to a file, a JSON object of OTLP in each line"
+    )
     parser.add_argument("--exit-with-parent", action="store_true", help="stop when the parent process ends")
 
 
@@ -185,8 +203,12 @@ def main() -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> None:
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    configure_logging(arguments.log_format, "warning")
     progress = progress_printer("backend")
+    if arguments.log_format == "json":
+        logger = logging.getLogger("backend")
+        logger.setLevel(logging.INFO)
+        progress = logger.info
     ignore_broken_pipe()
     limit_spinning()
     from backend.commands.server_process import serve
@@ -206,9 +228,13 @@ def _serve(arguments: argparse.Namespace) -> None:
             exit_with_parent=arguments.exit_with_parent,
             progress=progress,
             announce=announce,
+            traces_endpoint="" if arguments.traces_file else arguments.traces_endpoint,
+            traces_file=str(arguments.traces_file or ""),
         )
     except PrefixStoreError as error:
         raise ModelError(name_option(str(error))) from error
+    except TracingUnavailable as error:
+        raise ModelError(f"--traces-file, --traces-endpoint: {error}") from error
 
 
 def _engine_config(arguments: argparse.Namespace) -> EngineConfig:

@@ -13,6 +13,7 @@ import socket
 import sys
 import urllib.parse
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 import uvloop
 
@@ -22,6 +23,8 @@ from backend.model import ServedModel, load_model
 from backend.model_loader.source import resolve_model
 from backend.runners.warm_up import warm_up
 from prefix_store.store.config import StoreConfig
+from telemetry.tracing.opening import open_tracing
+from telemetry.tracing.span import Tracing
 
 _PR_SET_PDEATHSIG = 1
 _PARENT_CHECK_SECONDS = 0.5
@@ -39,15 +42,19 @@ def serve(
     exit_with_parent: bool,
     progress: Progress,
     announce: Callable[[str, str], None],
+    traces_endpoint: str = "",
+    traces_file: str = "",
 ) -> None:
     """Serves one model until SIGTERM or SIGINT, or until the parent process ends.
 
     Args:
         chat_template: Jinja source that replaces the model's own.
         announce: called once with URL and model name, when the model is warm and the port listens.
+        traces_endpoint, traces_file: where traces go; both empty: there are none.
 
     Raises:
         ModelError: the model cannot be served.
+        TracingUnavailable: traces cannot be exported.
         OSError: the address cannot be bound.
     """
     parent = os.getppid()
@@ -60,10 +67,12 @@ def serve(
         progress("warming up")
         warm_up(model.runner, model.tokenizer.token_bytes, model.max_context)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(model, engine, sock, parent if exit_with_parent else None, progress, announce))
+            traces = open_tracing("keepgate-engine", endpoint=traces_endpoint, file=traces_file)
+            runner.run(_serve(traces, model, engine, sock, parent if exit_with_parent else None, progress, announce))
 
 
 async def _serve(
+    traces: AbstractAsyncContextManager[Tracing],
     model: ServedModel,
     engine: EngineConfig,
     sock: socket.socket,
@@ -82,8 +91,8 @@ async def _serve(
         loop.add_signal_handler(signum, stop.set)
     address, port = sock.getsockname()[:2]
     url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
-    app = create_app(model, dataclasses.replace(engine, prefix_store=_prefix_store(model, engine, url, progress)))
-    async with listening(app, sock, _SHUTDOWN_SECONDS):
+    engine = dataclasses.replace(engine, prefix_store=_prefix_store(model, engine, url, progress))
+    async with traces as tracing, listening(app := create_app(model, engine, tracing), sock, _SHUTDOWN_SECONDS):
         announce(url, model.name)
         progress(f"serving {model.name} with {model.runner.name} on {url}")
         watcher = asyncio.create_task(_watch_parent(parent, stop)) if parent is not None else None

@@ -4,6 +4,6 @@
 what a step computes; `block_manager.py` and `block_pool.py` own the KV blocks. `model_runner.py` is the contract with
 what computes, which lies in `backend.runners`.
 
-Read `engine.py` first, then `scheduler.py`. Uses `kernels`, `models`, `quantized_weights`, `text` and the package
-`prefix_store`.
+Read `engine.py` first, then `scheduler.py`. Uses `kernels`, `models`, `quantized_weights`, `text`, the package
+`prefix_store` and the package `telemetry`.
 """

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from prefix_store.tiers.cancellation import CancelToken
+from telemetry.tracing.span import NO_SPAN, Span
 
 if TYPE_CHECKING:
     from backend.engine.kv_blocks import Incoming, Outgoing
@@ -32,6 +33,8 @@ class StoredPrefix:
     """Blocks found in the engine or fetched, if any were fetched."""
     lossy: bool = False
     """Whether some of them were stored by a lossy codec."""
+    span: Span = NO_SPAN
+    """Of the request, for the trace of what is done with these blocks."""
 
 
 @dataclass(slots=True, eq=False)

@@ -2,5 +2,5 @@
 
 sharing.py asks the store for a request's prefix, fetches blocks before and stores blocks after computing; audit.py
 compares restored blocks with computed ones; tenants.py derives each tenant's keys. Read sharing.py first. Uses
-`engine`, `models`, `requests` and the package `prefix_store`.
+`engine`, `models`, `requests`, the package `prefix_store` and the package `telemetry`.
 """

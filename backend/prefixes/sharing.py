@@ -26,6 +26,7 @@ from prefix_store.identity.keys import KeyChain
 from prefix_store.store.chain import Chain
 from prefix_store.store.location import Location
 from prefix_store.store.store import PrefixStore, Restored
+from telemetry.tracing.span import NO_SPAN, Span
 
 logger = logging.getLogger(__name__)
 
@@ -86,11 +87,12 @@ class PrefixSharing:
                 logger.warning("%d pieces of prefixes were not kept in time", self._keeps.qsize())
             keeping.cancel()
 
-    async def ask(self, sequences: Many[Sequence], one_shot: bool) -> None:
+    async def ask(self, sequences: Many[Sequence], one_shot: bool, span: Span = NO_SPAN) -> None:
         """Finds out where the beginnings of a request's sequences are, before they are queued.
 
         Args:
             one_shot: what they compute is kept only when it is used a second time.
+            span: of the request.
         """
         store, engine = self._store, self._engine
         if store is None or engine is None:
@@ -98,7 +100,15 @@ class PrefixSharing:
         access = Access(asyncio.get_running_loop().time(), one_shot)
         sharing = [sequence for sequence in sequences if engine.scheduler.may_share(sequence)]
         prompts = [list(alike) for _, alike in itertools.groupby(sharing, key=lambda sequence: sequence.tokens)]
-        await asyncio.gather(*(self._ask(alike, store, engine.pool, access) for alike in prompts))
+        with span.span("prefix_store.lookup") as lookup:
+            await asyncio.gather(*(self._ask(alike, store, engine.pool, access, span) for alike in prompts))
+            found = [sequence.prefix for sequence in sharing if sequence.prefix is not None]
+            lookup.set(
+                {
+                    "keepgate.prefix.stored_blocks": max((p.location.kept for p in found), default=0),
+                    "keepgate.prefix.blocks_to_load": max((p.blocks_to_load for p in found), default=0),
+                }
+            )
 
     def ended(self, sequences: Many[Sequence]) -> None:
         """The request is over, so its length is known."""
@@ -148,14 +158,19 @@ class PrefixSharing:
         """See ``KvConnector.keep``."""
         self._call(lambda: self._keeps.put_nowait(keep))
 
-    async def _ask(self, alike: Many[Sequence], store: PrefixStore, pool: BlockPool, access: Access) -> None:
+    async def _ask(
+        self, alike: Many[Sequence], store: PrefixStore, pool: BlockPool, access: Access, span: Span
+    ) -> None:
         """Asks for the first of some sequences with one prompt, which is also the one that hands its blocks over."""
         first, *others = alike
         found = first.prefix = await self._prefix_of(first, store, pool, access)
+        found.span = span
         for sequence in others:
             sequence.block_keys = list(first.block_keys)
             chain = found.chain.copy()
-            sequence.prefix = StoredPrefix(chain, found.location, access, found.blocks_to_load, kept=len(chain.blocks))
+            sequence.prefix = StoredPrefix(
+                chain, found.location, access, found.blocks_to_load, kept=len(chain.blocks), span=span
+            )
 
     async def _prefix_of(self, sequence: Sequence, store: PrefixStore, pool: BlockPool, access: Access) -> StoredPrefix:
         if len(sequence.tokens) > _LONG_PROMPT:
@@ -216,14 +231,16 @@ class PrefixSharing:
         restored = Restored(0)
         prefix = fetch.prefix
         try:
-            restored = await store.restore(
-                prefix.chain.blocks[: fetch.first + len(fetch.blocks)],
-                fetch.incoming.segments,
-                prefix.location,
-                self.rate.block_seconds,
-                prefix.access,
-                fetch.cancel,
-            )
+            with prefix.span.span("prefix_store.restore", {"keepgate.prefix.blocks": len(fetch.blocks)}) as restoring:
+                restored = await store.restore(
+                    prefix.chain.blocks[: fetch.first + len(fetch.blocks)],
+                    fetch.incoming.segments,
+                    prefix.location,
+                    self.rate.block_seconds,
+                    prefix.access,
+                    fetch.cancel,
+                )
+                restoring.set({"keepgate.prefix.restored_blocks": restored.blocks})
             if restored.blocks:
                 prefix.restored, prefix.lossy = fetch.first + restored.blocks, restored.lossy_from is not None
         except Exception:
@@ -255,7 +272,8 @@ class PrefixSharing:
         chain.extend(keep.keys[known:], keep.tokens[known * BLOCK_SIZE :])
         sources = await asyncio.to_thread(keep.outgoing.ready)
         blocks = chain.blocks[: keep.first + len(keep.blocks)]
-        await store.keep(blocks, sources, keep.prefix.access, keep.exact, keep.cancel)
+        with keep.prefix.span.span("prefix_store.offload", {"keepgate.prefix.blocks": len(keep.blocks)}):
+            await store.keep(blocks, sources, keep.prefix.access, keep.exact, keep.cancel)
 
     def _kept(self, keep: SaveRequest) -> None:
         engine = self._engine

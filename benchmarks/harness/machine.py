@@ -52,7 +52,7 @@ def versions() -> dict[str, str]:
 async def commit() -> str:
     """The commit that is checked out, with "+" where the measured packages differ from it."""
     head = await _git("rev-parse", "--short=12", "HEAD")
-    changed = await _git("status", "--porcelain", "--", "gateway", "cache", "backend", "prefix_store")
+    changed = await _git("status", "--porcelain", "--", "gateway", "cache", "backend", "prefix_store", "telemetry")
     return head + ("+" if changed else "")
 
 

@@ -27,6 +27,7 @@ from gateway.settings.backend import BackendSettings
 from gateway.settings.fields import SettingsError, masked
 from gateway.settings.prefix_defaults import with_prefix_store
 from gateway.settings.settings import Settings
+from gateway.settings.telemetry_defaults import with_telemetry
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -214,7 +215,7 @@ async def _forever() -> None:
 def _local_backend(
     settings: Settings, gateway: Gateway, on_ready: Callable[[str, str], None], on_gone: Callable[[], None]
 ) -> LocalBackend:
-    backend = with_prefix_store(settings, gateway.redis_url)
+    backend = with_telemetry(with_prefix_store(settings, gateway.redis_url), settings.log, settings.traces)
     print_status(f"  prefixes   {_describe_prefix_store(backend)}")
     return LocalBackend(settings.model, backend, on_ready, on_gone)
 

@@ -67,6 +67,12 @@ class BackendSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     chat_template: File = None
     strict_fields: Annotated[bool | None, Meta(description="true or false")] = None
     drop_images: Annotated[bool | None, Meta(description="true or false")] = None
+    log_format: Annotated[Literal["human", "json"] | None, Meta(description="human or json")] = None
+    traces_endpoint: Annotated[
+        Annotated[str, Meta(pattern=r"^https?://[^/@\s?#]+(/[^@\s?#]*)?$")] | None,
+        Meta(description="a URL such as http://127.0.0.1:4318, without credentials"),
+    ] = None
+    traces_file: File = None
 
     def __repr__(self) -> str:
         index = None if self.prefix_index is None else masked(self.prefix_index)

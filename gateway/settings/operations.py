@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from gateway.settings.fields import CredentialField, File, Flag, PositiveSeconds, Text
+from gateway.settings.fields import CredentialField, File, Flag, PositiveSeconds
 from gateway.settings.upstreams import Share
 
 _DOLLARS = "US dollars for a million tokens, 0 or more"
@@ -55,10 +55,16 @@ class TraceSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     exporter: Annotated[Literal["none", "otlp", "file"], Meta(description="one of none, otlp and file")] = "none"
     """Where spans go: to a collector (OTLP over HTTP), or to a file."""
-    endpoint: Text = "http://127.0.0.1:4318"
-    """The collector's base URL."""
+    endpoint: Annotated[
+        str,
+        Meta(
+            pattern=r"^https?://[^/@\s?#]+(/[^@\s?#]*)?$",
+            description="a URL such as http://127.0.0.1:4318, without credentials",
+        ),
+    ] = "http://127.0.0.1:4318"
+    """The collector's base URL; headers for it are in the environment, as OTEL_EXPORTER_OTLP_HEADERS."""
     file: File = None
-    """The file, one JSON object of OTLP for each batch of spans."""
+    """The file, a JSON object of OTLP for each batch of spans; processes and workers may share it."""
     share: Share = 1.0
     """The share of requests that are traced; a caller's `traceparent` decides for its own."""
 

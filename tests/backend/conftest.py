@@ -34,6 +34,7 @@ from backend.model_loader.weights import ModelWeights, load_weights, read_config
 from backend.models.config import ModelConfig  # noqa: E402
 from backend.runners.errors import RunnerUnavailable  # noqa: E402
 from backend.runners.fused.build import load_fused_library  # noqa: E402
+from telemetry.tracing.span import NO_TRACING, Tracing  # noqa: E402
 from tests.prefix_store.tiers.waiting import until  # noqa: E402
 
 ENGINE = EngineConfig(kv_memory=192 * 2**20, max_batch=8, max_context=2048, threads=2, max_waiting=24)
@@ -116,13 +117,17 @@ async def start_server(model: ServedModel) -> AsyncIterator[StartServer]:
     async with AsyncExitStack() as stack:
 
         async def start(
-            runner: Any = None, send_buffer: int | None = None, template: str | None = None, **limits: Any
+            runner: Any = None,
+            send_buffer: int | None = None,
+            template: str | None = None,
+            tracing: Tracing = NO_TRACING,
+            **limits: Any,
         ) -> Served:
             served = model if runner is None else dataclasses.replace(model, runner=runner)
             if template is not None:
                 tokenizer = dataclasses.replace(served.tokenizer, chat_template=ChatTemplate(template, {}))
                 served = dataclasses.replace(served, tokenizer=tokenizer)
-            app = create_app(served, dataclasses.replace(ENGINE, **limits))
+            app = create_app(served, dataclasses.replace(ENGINE, **limits), tracing)
             sock = socket.create_server(("127.0.0.1", 0))
             if send_buffer is not None:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)

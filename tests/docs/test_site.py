@@ -20,7 +20,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted(page for page in DOCS.rglob("*.md") if "decisions" not in page.parts and "benchmarks" not in page.parts)
 ROOT_PAGES = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")]
 FOLLOWS_CODE = [DOCS / "how-it-works.md", *ROOT_PAGES[1:]]
-CODE = ("gateway", "cache", "backend", "prefix_store", "scripts", "tests", "benchmarks")
+CODE = ("gateway", "cache", "backend", "prefix_store", "telemetry", "scripts", "tests", "benchmarks")
 
 
 def name_of(page: Path) -> str:

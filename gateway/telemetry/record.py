@@ -1,0 +1,81 @@
+"""What is known of a request: made when it arrives, filled in along its way, told when it has ended."""
+
+import itertools
+import re
+import secrets
+from collections.abc import Mapping
+
+import msgspec
+from aiohttp import web
+from multidict import CIMultiDict
+
+from telemetry.tracing.span import NO_SPAN, Span
+
+REQUEST_ID_HEADER = "x-request-id"
+UPSTREAM_REQUEST_ID_HEADER = "x-keepgate-upstream-request-id"
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+# Of this process; a random number for each request would cost more than all else that is done for its id.
+_PREFIX = secrets.token_hex(6)
+_numbers = itertools.count(1)
+
+
+class RequestRecord(msgspec.Struct):
+    """One request. Times are those of `time.monotonic()`, in seconds; what is "", 0 or None is not known.
+
+    Nothing of it is a prompt, an answer or a credential.
+    """
+
+    request_id: str
+    method: str
+    path: str
+    """Without the query, as it was sent."""
+    began: float
+    span: Span = NO_SPAN
+    """Of the whole request."""
+    family: str = ""
+    """The form of API, for requests for an answer."""
+    status: int = 0
+    stream: bool = False
+    model: str = ""
+    key: str = ""
+    """The id of the virtual key."""
+    team: str = ""
+    cache: str = ""
+    """hit, miss, bypass or failed."""
+    layer: str = ""
+    upstream: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float | None = None
+    """In US dollars."""
+    saving: float | None = None
+    first_byte_at: float = 0.0
+    """When the first byte of the answer's body was sent."""
+    bytes: int = 0
+    """Of the answer's body."""
+    error: str = ""
+    """The code of the error with which it ended."""
+
+    @property
+    def trace_id(self) -> str:
+        return self.span.trace_id
+
+
+RECORD = web.RequestKey("record", RequestRecord)
+
+
+def request_id_of(headers: Mapping[str, str]) -> str:
+    """The client's own id of its request if it is 1 to 128 of A-Z, a-z, 0-9, `.`, `_` and `-`; else a new one."""
+    given = headers.get(REQUEST_ID_HEADER)
+    if given is not None and _SANE_ID.fullmatch(given):
+        return given
+    return f"{_PREFIX}-{next(_numbers):x}"
+
+
+def name_response(headers: CIMultiDict[str], request_id: str) -> None:
+    """Give a response the id of its request; an upstream's own id stays under another name."""
+    if (theirs := headers.get(REQUEST_ID_HEADER)) is not None and theirs != request_id:
+        headers[UPSTREAM_REQUEST_ID_HEADER] = theirs
+    headers[REQUEST_ID_HEADER] = request_id
