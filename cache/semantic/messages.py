@@ -28,7 +28,7 @@ class LookupRequest(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     """Is there an answer to a question like this one?
 
     `key` is the id of the request's key, `max_risk` what the client allows, from 0 to 1. Without `serve` the answer
-    to this is not sent to anybody, only counted.
+    to this is not sent to anybody, only counted. `traceparent` names the trace that it is part of (W3C), "" for none.
     """
 
     key: str
@@ -36,6 +36,7 @@ class LookupRequest(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     text: str
     max_risk: float
     serve: bool
+    traceparent: str = ""
 
 
 class LookupReply(msgspec.Struct, frozen=True, array_like=True):

@@ -11,6 +11,8 @@ import msgspec
 import uvloop
 
 from cache.semantic.service.config import Config
+from telemetry.logs import configure_logging
+from telemetry.tracing.span import TracingUnavailable
 
 _EXIT_CONFIG_ERROR = 2
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -23,11 +25,11 @@ def main() -> int:
     os.environ.update(dict.fromkeys(_THREADS, "1"))
     from cache.semantic.embedding.errors import ModelUnusable
 
-    logging.basicConfig(level=config.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    configure_logging(config.log_format, config.log_level)
     logging.getLogger("faiss").setLevel(logging.WARNING)  # it logs which of its builds it tries
     try:
         uvloop.run(_serve(config))
-    except ModelUnusable as error:
+    except (ModelUnusable, TracingUnavailable) as error:
         print(f"keepgate: {error}", file=sys.stderr, flush=True)
         return _EXIT_CONFIG_ERROR
     return 0

@@ -10,7 +10,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     `redis` is a URL or "" for none, `models` the folder where exported models are kept, `capacity` the most entries
     that are kept, `deadline` the seconds after which a question times out. `delta`, `threshold` and `audit_share` are
-    shares; see SemanticSettings of the gateway.
+    shares; see SemanticSettings of the gateway. Traces go to a collector or into a file; with neither there are none.
     """
 
     socket: str
@@ -33,3 +33,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     judge_share: float
     encryption_keys: tuple[str, ...] = ()
     log_level: str = "info"
+    log_format: Literal["human", "json"] = "human"
+    traces_endpoint: str = ""
+    traces_file: str = ""

@@ -24,6 +24,7 @@ from cache.semantic.messages import (
     AnswerStored,
     EntryDeleted,
     HitDiscarded,
+    LookupHit,
     LookupRequest,
     Note,
     Purged,
@@ -56,9 +57,12 @@ from cache.semantic.service.sharing import Sharing
 from cache.stores.encryption import Encryption, encryption_with
 from cache.stores.memory import MemoryStore
 from cache.stores.redis_store import open_redis_store, open_topology
+from telemetry.tracing.opening import open_tracing
+from telemetry.tracing.span import Tracing
 
 log = logging.getLogger(__name__)
 
+_SERVICE = "keepgate-semantic-cache"
 _STORE_DEADLINE = 2.0
 _EXPIRED_AT_ONCE = 500
 _TICK = 0.5
@@ -73,8 +77,9 @@ _SHARE_FOR_ASKING = 0.8
 class Service:
     """Passes messages to the semantic cache; until there is one, questions are refused and notes wait."""
 
-    def __init__(self, socket: Path, deadline: float) -> None:
+    def __init__(self, socket: Path, deadline: float, tracing: Tracing) -> None:
         self.socket = socket
+        self._tracing = tracing
         self._patience = deadline * _SHARE_FOR_ASKING
         self._cache: SemanticCache | None = None
         self._describe: Callable[[], Stats | Refused] | None = None
@@ -116,21 +121,27 @@ class Service:
         return None
 
     async def _ask(self, cache: SemanticCache, ask: LookupRequest) -> Reply:
-        try:
-            async with asyncio.timeout(self._patience if ask.serve else None):
-                return await cache.ask(ask)
-        except TimeoutError:
-            return Refused("the semantic cache: not in time")
+        with self._tracing.begin({"traceparent": ask.traceparent}, "semantic_cache.lookup") as span:
+            try:
+                async with asyncio.timeout(self._patience if ask.serve else None):
+                    reply = await cache.ask(ask)
+            except TimeoutError:
+                span.fail("timeout")
+                return Refused("the semantic cache: not in time")
+            span.set({"keepgate.semantic.found": reply.layer if isinstance(reply, LookupHit) else "none"})
+            return reply
 
 
 @asynccontextmanager
 async def open_service(config: Config, load: Callable[[], Encoder]) -> AsyncIterator[Service]:
     """A service that listens at once and answers as soon as its model is loaded; `load` blocks until then.
 
-    Raises ModelUnusable if the configured model is invalid.
+    Raises ModelUnusable if the configured model is invalid, and TracingUnavailable if traces cannot be exported.
     """
-    service = Service(Path(config.socket), config.deadline)
     async with contextlib.AsyncExitStack() as stack:
+        # No share of its own: a trace is begun by the gateway.
+        traces = open_tracing(_SERVICE, endpoint=config.traces_endpoint, file=config.traces_file, share=0.0)
+        service = Service(Path(config.socket), config.deadline, await stack.enter_async_context(traces))
         await stack.enter_async_context(serving(service.socket, service.handle))
         encoder = await asyncio.to_thread(load)
         await stack.enter_async_context(_running(config, encoder, service))

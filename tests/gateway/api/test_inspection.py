@@ -154,7 +154,7 @@ async def test_an_entry_shows_what_is_kept_and_what_it_cost(stage: Stage) -> Non
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
-@pytest.mark.parametrize("entry", ["public.00", "nonsense", "..", "%00", "a.b.c", "x" * 3000, "%F0%9F%A6%8A"])
+@pytest.mark.parametrize("entry", ["public.00", "nonsense", "..", "a.b.c", "x" * 3000, "%F0%9F%A6%8A"])
 async def test_an_unknown_entry_is_404(stage: Stage, entry: str, method: str) -> None:
     """An unknown entry id gives 404 in OpenAI's error form."""
     client = await stage.gateway(await stage.mock())
