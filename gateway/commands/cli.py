@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import difflib
 import importlib.util
-import logging
 import os
 import signal
 import sys
@@ -227,6 +226,7 @@ def _serve(parsed: argparse.Namespace) -> int:
     from gateway.settings.refusals import PREFIX
     from gateway.settings.settings import Settings
     from gateway.settings.sources import load
+    from telemetry.logs import configure_logging
 
     given = {name: value for name, value in vars(parsed).items() if name not in ("command", "config")}
     file = parsed.config or os.environ.get(PREFIX + "CONFIG")
@@ -240,7 +240,7 @@ def _serve(parsed: argparse.Namespace) -> int:
     except SettingsError as error:
         print(f"keepgate: {error}", file=sys.stderr)
         return 2
-    logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    configure_logging(settings.log.format, settings.log_level)
     for warning in warnings:
         print(f"keepgate: {warning}", file=sys.stderr)
     with contextlib.ExitStack() as stack:

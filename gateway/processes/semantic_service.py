@@ -77,6 +77,9 @@ def _config(settings: Settings, redis: str, socket: Path) -> dict[str, object]:
         "redis": redis,
         "models": str(models_folder()),
         "log_level": settings.log_level,
+        "log_format": settings.log.format,
+        "traces_endpoint": settings.traces.endpoint if settings.traces.exporter == "otlp" else "",
+        "traces_file": settings.traces.file or "" if settings.traces.exporter == "file" else "",
     }
 
 

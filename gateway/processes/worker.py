@@ -1,6 +1,5 @@
 """One worker process of `keepgate serve --workers N`; started by it, not by people."""
 
-import logging
 import sys
 
 from gateway.processes.shared_metrics import join_metrics
@@ -13,7 +12,6 @@ def main() -> int:
     from gateway.processes.serve import run_until_signalled
     from gateway.processes.workers import work
 
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     return run_until_signalled(work)
 
 

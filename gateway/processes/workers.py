@@ -19,6 +19,7 @@ from gateway.processes.local_backend import LocalUpstream
 from gateway.processes.shared_metrics import forget_process
 from gateway.settings.fields import SettingsError
 from gateway.settings.settings import Settings
+from telemetry.logs import configure_logging
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ async def work() -> None:
     """The worker's side: serve until the parent closes the input."""
     news = await _standard_input()
     settings = _settings.decode(await news.readline())
-    logging.getLogger().setLevel(settings.log_level.upper())
+    configure_logging(settings.log.format, settings.log_level)
     socket = msgspec.json.decode(await news.readline(), type=str)
     semantic_socket = Path(socket) if socket else None
     async with open_gateway(settings, share_port=True, semantic_socket=semantic_socket) as gateway:

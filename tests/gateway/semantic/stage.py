@@ -32,13 +32,20 @@ class SemanticStage:
         self._folder = folder
         self._services = 0
 
-    async def service(self, redis: str = "", **settings: Any) -> Service:
+    async def service(self, redis: str = "", traces_endpoint: str = "", **settings: Any) -> Service:
         """A service with these semantic settings; its socket is `service.socket`."""
         self._services += 1
         said = msgspec.structs.asdict(SemanticSettings(**settings))
         del said["mode"]
         config = msgspec.convert(
-            {**said, "judge_key": "", "socket": str(self._folder / f"s{self._services}"), "redis": redis, "models": ""},
+            {
+                **said,
+                "judge_key": "",
+                "socket": str(self._folder / f"s{self._services}"),
+                "redis": redis,
+                "models": "",
+                "traces_endpoint": traces_endpoint,
+            },
             Config,
         )
         return await self._stack.enter_async_context(open_service(config, lambda: self._encoder))
