@@ -216,7 +216,8 @@ async def open_index(
 ) -> AsyncIterator[RedisIndex]:
     """The index of the namespace with this fingerprint (16 bytes) in the Redis at `url`.
 
-    `url` is redis://, rediss:// or unix://, of a single server or of any node of a Redis Cluster; it need not be
+    `url` is redis://, rediss:// or unix://, of a single server or of any node of a Redis Cluster, or one with several
+    hosts: redis+cluster:// or, with the name of the master, redis+sentinel:// (see servers.py); it need not be
     reachable. A match takes at most `deadline` seconds. Owners announce themselves every `heartbeat` seconds and count
     as dead `lifetime` seconds after that. A claim that is neither repeated nor used expires after `claim_seconds`.
     Raises ValueError for invalid arguments.
