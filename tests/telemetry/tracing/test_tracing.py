@@ -121,6 +121,7 @@ def test_versions_and_flags() -> None:
     """A later version may say more; version 00 may not, ff is none, and zeros are no ids."""
     assert parse_traceparent(f"01-{TRACE}-{PARENT}-01-more") == TraceParent(TRACE, PARENT, True)
     assert parse_traceparent(f"00-{TRACE}-{PARENT}-03") == TraceParent(TRACE, PARENT, True)
+    assert parse_traceparent(f"00-{TRACE}-{PARENT}-02") == TraceParent(TRACE, PARENT, False)
     for wrong in (
         f"00-{TRACE}-{PARENT}-01-more",
         f"ff-{TRACE}-{PARENT}-01",
