@@ -52,7 +52,7 @@ class BackendSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     prefix_mooncake: File = None
     prefix_mooncake_codec: Codec = None
     prefix_index: Annotated[
-        Annotated[str, Meta(pattern="^(rediss?|unix)://.")] | None,
+        Annotated[str, Meta(pattern=r"^(rediss?(\+(sentinel|cluster))?|unix)://.")] | None,
         Meta(description="a URL such as redis://127.0.0.1:6379/0 or unix:///run/redis.sock"),
     ] = None
     prefix_secret_file: File = None

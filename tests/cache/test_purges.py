@@ -282,3 +282,33 @@ async def test_the_cost_of_a_purge_does_not_depend_on_its_entries(valkey: Valkey
         assert after - before < 20
         assert await is_gone(cache, key_of(7, A))
     await raw.aclose()
+
+
+async def test_a_stream_that_went_back_is_read_again(valkey: Valkey) -> None:
+    """After a position that the stream does not reach, as after a failover, deletions are repeated, and no tokens."""
+    async with open_redis_store(valkey.url, PATIENT) as store:
+        await store.purge(Purge("all", "", "old"))
+        await store.delete("public.aa")
+        await store.purge(Purge("all", "", "new"))
+        position, events = await store.purges_since("9999999999999-0")
+        assert events == ["public.aa"]
+        assert await store.purges_since("") == (position, [])
+        await store.delete("public.bb")
+        assert (await store.purges_since(position))[1] == ["public.bb"]
+
+
+async def test_the_hash_of_generations_is_bounded(valkey: Valkey) -> None:
+    """A purge of everything takes the place of all others, in Redis and in every worker."""
+    raw = redis.asyncio.Redis.from_url(valkey.url)
+    async with worker(valkey.url) as one, worker(valkey.url) as other:
+        for number in range(20):
+            await one.purge("namespace", f"{number}")
+        early = answer_to(one, key_of(1, "7"))
+        await raw.hset("keepgate:generations", mapping={f"namespace:x{number}": "1" for number in range(10_000)})
+        await one.sync_purges()
+        assert await raw.hlen("keepgate:generations") == 1
+        await until(lambda: one.generation("7", "m") == other.generation("7", "m"), within=5)
+        assert not one.counts(early)
+        assert not other.counts(early)
+        assert one.generation("7", "m").endswith(".0.0")
+    await raw.aclose()

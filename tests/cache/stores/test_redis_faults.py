@@ -285,6 +285,20 @@ async def test_connections_that_were_reset_are_no_outage(valkey: Valkey) -> None
         assert store.breaker.times_opened == 0
 
 
+async def test_a_connection_in_use_is_closed_after_its_reply(own_valkey: Valkey) -> None:
+    """A connection that was in use when all were closed is not used again: its server may have been replaced."""
+    async with open_redis_store(own_valkey.url, PATIENT) as store:
+        assert isinstance(store._topology, SingleServer)
+        await store.get("public.aa")
+        own_valkey.freeze()
+        lookup = asyncio.create_task(store.get("public.aa"))
+        await until(lambda: not store._topology._idle)  # type: ignore[attr-defined]
+        await store._topology.close()
+        own_valkey.thaw()
+        assert await lookup is None
+        assert store._topology._idle == []
+
+
 async def test_a_lookup_without_a_free_connection_in_time_is_no_outage(own_valkey: Valkey) -> None:
     """A lookup that gets no connection within the deadline fails and does not open the breaker."""
     async with open_redis_store(own_valkey.url, 5.0) as store:
