@@ -248,9 +248,9 @@ async def test_a_killed_master_of_sentinels_is_replaced_under_load() -> None:
         assert load.longest < 2 * DEADLINE
 
 
-async def test_a_demoted_master_is_left(sentinels: ValkeySentinels) -> None:
+async def test_a_demoted_master_is_left() -> None:
     """A failover without a failure, by which the master becomes a replica, makes the store find the new one."""
-    async with open_redis_store(sentinels.url, DEADLINE) as store:
+    async with running_sentinels() as sentinels, open_redis_store(sentinels.url, DEADLINE) as store:
         before = await sentinels.master()
         await Load(store).fill()
         await sentinels.sentinels[0].ask("SENTINEL", "FAILOVER", "main")
