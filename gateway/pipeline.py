@@ -1,6 +1,6 @@
 """The path of a request, from the parsed request to the response:
 
-exact lookup → semantic lookup → join or start a flight → route → relay and record → store
+exact lookup → semantic lookup → admit → join or start a flight → route → relay and record → store
 
 There is no await between the last check of the cache and joining a flight. A finished or running computation of the
 same answer is therefore always seen, and nothing is computed twice.
@@ -12,6 +12,7 @@ from cache.entries.key import Key
 from cache.entries.outcomes import Bypass, Hit
 from cache.semantic.messages import LookupHit
 from gateway.errors import NotCached, UpstreamError
+from gateway.proxy.admissions import Admissions
 from gateway.proxy.inference_request import InferenceRequest
 from gateway.proxy.lookup import REGENERATE, Lookup
 from gateway.proxy.relay import Relay
@@ -24,8 +25,15 @@ class Pipeline:
     """Answers one inference request: each step is a line of `answer`."""
 
     def __init__(
-        self, lookup: Lookup, semantic: SemanticLookup, replay: Replay, single_flight: SingleFlight, relay: Relay
+        self,
+        admissions: Admissions,
+        lookup: Lookup,
+        semantic: SemanticLookup,
+        replay: Replay,
+        single_flight: SingleFlight,
+        relay: Relay,
     ) -> None:
+        self._admissions = admissions
         self._lookup = lookup
         self._semantic = semantic
         self._replay = replay
@@ -45,24 +53,32 @@ class Pipeline:
         if query.hit is not None and isinstance(query.reply, LookupHit):
             if query.audit and not inference.cache_control.only_if_cached:
                 self._single_flight.audit(inference, key, query)
+            await self._admissions.hit(inference.caller)
             return await self._replay.answer_similar(request, inference, query.hit, query.reply)
-        if finished := self._lookup.finished(inference, key, outcome):
-            return await self._serve_exact_hit(request, inference, key, finished)
         if inference.cache_control.only_if_cached:
+            if finished := self._lookup.finished(inference, key, outcome):
+                return await self._serve_exact_hit(request, inference, key, finished)
             raise NotCached("The answer is not in the cache, and the request says only-if-cached.")
-        flight, joined = self._single_flight.join_or_start(inference, key, outcome, query)
-        with flight.subscribe() as subscriber:
-            try:
-                return await self._relay.answer(request, inference, key, outcome, query, subscriber, joined)
-            except UpstreamError:
-                if stale_if_error_hit := self._lookup.stale_if_error_hit(inference, outcome):
-                    return await self._replay.answer(request, inference, stale_if_error_hit, "stale-if-error")
-                raise
+        with await self._admissions.miss(inference) as admission:
+            if finished := self._lookup.finished(inference, key, outcome):
+                admission.settle(0, 0)
+                return await self._replay.answer(request, inference, finished)
+            flight, joined = self._single_flight.join_or_start(inference, key, outcome, query, admission)
+            with flight.subscribe() as subscriber:
+                try:
+                    return await self._relay.answer(
+                        request, inference, key, outcome, query, subscriber, joined, admission.headers
+                    )
+                except UpstreamError:
+                    if stale_if_error_hit := self._lookup.stale_if_error_hit(inference, outcome):
+                        return await self._replay.answer(request, inference, stale_if_error_hit, "stale-if-error")
+                    raise
 
     async def _serve_exact_hit(
         self, request: web.BaseRequest, inference: InferenceRequest, key: Key, hit: Hit
     ) -> web.StreamResponse:
         """Serve an exact hit. A stale one is revalidated in the background (RFC 5861, section 3)."""
+        await self._admissions.hit(inference.caller)
         if hit.stale and not inference.cache_control.accepts(hit):
             self._single_flight.revalidate(inference, key)
         return await self._replay.answer(request, inference, hit)

@@ -8,13 +8,13 @@ from aiohttp import web
 
 from cache.entries.entry import Entry
 from cache.entries.generations import Scope
-from cache.entries.key import namespace_for, namespace_of
+from cache.entries.key import namespace_of
 from cache.errors import StoreUnavailable
 from gateway.api import stats
 from gateway.api.access import require_operator
-from gateway.api.app_keys import CACHE, CONVERSATIONS, GAUGES, SEMANTIC, SETTINGS
+from gateway.api.app_keys import CACHE, CONVERSATIONS, GAUGES, SEMANTIC
+from gateway.api.identification import caller_of
 from gateway.errors import CacheUnavailable, InvalidRequest, NotFound
-from gateway.tenants.credentials import credential
 
 _encode = msgspec.json.Encoder().encode
 
@@ -148,9 +148,8 @@ def _purge_scope(request: web.Request) -> tuple[Scope, str]:
 async def _entry(request: web.Request) -> Entry:
     """The entry of the path, if the caller may see it; another tenant's is reported as not found."""
     entry_id = request.match_info["id"]
-    settings = request.app[SETTINGS]
-    own = namespace_for(credential(request.headers, settings.cache.namespace))
-    if namespace_of(entry_id) != own:
+    caller = caller_of(request)
+    if caller is None or namespace_of(entry_id) != caller.namespace:
         require_operator(request)
     try:
         entry = await request.app[CACHE].entry(entry_id)

@@ -10,10 +10,13 @@ from gateway.errors import InvalidRequest, NotFound, UpstreamDisconnected, refus
 from gateway.http.body import read_body
 from gateway.http.json_object import decode_object
 from gateway.proxy.inference_request import no_such_path
+from gateway.routing.call import RouteCall
 from gateway.surfaces.messages.requests import chat_request
 from gateway.surfaces.surface import Json
 from gateway.surfaces.timestamps import rfc3339
-from gateway.tenants.credentials import OTHER_HEADERS, bearer, namespace_header
+from gateway.tenants.caller import CALLER
+from gateway.tenants.credentials import OTHER_HEADERS, bearer
+from gateway.tenants.policies import check_model
 from gateway.upstreams.upstream import Attempt
 
 _encode = msgspec.json.Encoder().encode
@@ -64,9 +67,18 @@ async def count_tokens(request: web.Request) -> web.Response:
         dropped=OTHER_HEADERS,
     )
     absent = NotFound(f"The upstream of {model!r} does not count tokens: it has no {request.path} and no /tokenize.")
-    own = namespace_header(request.headers, settings.cache.namespace)
-    attempts = [native, tokenizer]
-    with await request.app[ROUTER].request("POST", request.headers, attempts, absent, model, own) as reply:
+    caller = request[CALLER]
+    check_model(caller, model)
+    call = RouteCall(
+        method="POST",
+        headers=caller.forwarded(request.headers),
+        attempts=[native, tokenizer],
+        model=model,
+        otherwise=absent,
+        own=caller.own,
+        namespace=caller.namespace,
+    )
+    with await request.app[ROUTER].request(call) as reply:
         said = await reply.body(_MAX_BYTES)
         if reply.attempt is native:
             return web.Response(status=reply.status, body=said, headers=reply.headers)

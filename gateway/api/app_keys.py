@@ -5,6 +5,7 @@ from aiohttp import web
 from cache.exact import ExactCache
 from gateway.api.stats import GaugeUpdater
 from gateway.pipeline import Pipeline
+from gateway.proxy.admissions import Admissions
 from gateway.proxy.conversations import ConversationKeeper
 from gateway.proxy.embeddings import Embeddings
 from gateway.proxy.semantic_lookup import SemanticLookup
@@ -17,5 +18,6 @@ SEMANTIC = web.AppKey("semantic", SemanticLookup)
 ROUTER = web.AppKey("router", Router)
 PIPELINE = web.AppKey("pipeline", Pipeline)
 EMBEDDINGS = web.AppKey("embeddings", Embeddings)
+ADMISSIONS = web.AppKey("admissions", Admissions)
 CONVERSATIONS = web.AppKey("conversations", ConversationKeeper)
 GAUGES = web.AppKey("gauges", GaugeUpdater)

@@ -10,7 +10,6 @@ import msgspec
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from cache.entries.key import namespace_for
 from gateway.api.app_keys import SETTINGS
 from gateway.batches.batch import Batch, kept_headers, parse_lifetime, parse_new_batch
 from gateway.batches.files import MONTH, PURPOSES, FileDraft, FileObject, reporting_full_disk
@@ -20,7 +19,7 @@ from gateway.batches.threads import in_thread
 from gateway.errors import BodyTooLarge, InvalidRequest, RequestTimeout
 from gateway.http.body import read_body
 from gateway.http.response_writer import ResponseWriter
-from gateway.tenants.credentials import credential
+from gateway.tenants.caller import CALLER
 
 BATCHES = web.AppKey("batches", BatchStore)
 
@@ -238,7 +237,7 @@ def _filename(part: BodyPartReader) -> str:
 
 
 def _namespace(request: web.Request) -> str:
-    return namespace_for(credential(request.headers, request.app[SETTINGS].cache.namespace))
+    return request[CALLER].namespace
 
 
 def _query(request: web.Request, names: Collection[str]) -> Mapping[str, str]:

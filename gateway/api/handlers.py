@@ -9,11 +9,10 @@ import msgspec
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
-from cache.entries.key import namespace_for
 from cache.errors import StoreUnavailable
 from gateway import metrics
 from gateway.api.anthropic import model_info, models_page
-from gateway.api.app_keys import CONVERSATIONS, EMBEDDINGS, GAUGES, PIPELINE, ROUTER, SEMANTIC, SETTINGS
+from gateway.api.app_keys import ADMISSIONS, CONVERSATIONS, EMBEDDINGS, GAUGES, PIPELINE, ROUTER, SEMANTIC, SETTINGS
 from gateway.errors import CacheUnavailable, NotFound, UpstreamDisconnected, UpstreamError, UpstreamTimeout, refusal
 from gateway.http.body import read_body
 from gateway.http.response_writer import ResponseWriter
@@ -21,14 +20,17 @@ from gateway.http.sse import event_json
 from gateway.proxy import conversations
 from gateway.proxy.embeddings import parse_embeddings
 from gateway.proxy.inference_request import parse_request
+from gateway.routing.call import RouteCall
 from gateway.surfaces.registry import PROBED_PATHS
 from gateway.surfaces.surface import Json
-from gateway.tenants.credentials import credential, namespace_header
+from gateway.tenants.caller import CALLER
+from gateway.tenants.policies import check_model
 from gateway.upstreams.upstream import Attempt, Upstream
 
 _encode = msgspec.json.Encoder().encode
 LARGE_BODY = 2**18
 _LIST_DEADLINE = 5.0
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _MAX_LISTED_BYTES = 8 * 2**20
 
 
@@ -44,6 +46,7 @@ async def answer(request: web.Request) -> web.StreamResponse:
         request.raw_path.partition("?")[2],
         body,
         request.headers,
+        request[CALLER],
         settings,
         request.app[ROUTER],
     )
@@ -55,9 +58,8 @@ async def answer(request: web.Request) -> web.StreamResponse:
 
 
 async def _conversation(request: web.Request, body: bytes) -> Sequence[Json] | None:
-    namespace = namespace_for(credential(request.headers, request.app[SETTINGS].cache.namespace))
     try:
-        return await request.app[CONVERSATIONS].continued_by(namespace, body)
+        return await request.app[CONVERSATIONS].continued_by(request[CALLER].namespace, body)
     except StoreUnavailable as error:
         raise CacheUnavailable(f"The response to continue cannot be looked up: {error}.") from error
 
@@ -66,7 +68,8 @@ async def embed(request: web.Request) -> web.StreamResponse:
     """POST /v1/embeddings. A body that is not in OpenAI's form is relayed as it is."""
     settings = request.app[SETTINGS]
     body = await read_body(request, settings.max_body, settings.timeouts.client)
-    read = functools.partial(parse_embeddings, request.rel_url.raw_path_qs, body, request.headers, settings.cache)
+    path, caller = request.rel_url.raw_path_qs, request[CALLER]
+    read = functools.partial(parse_embeddings, path, body, request.headers, caller, settings.cache)
     asked = await asyncio.to_thread(read) if len(body) > LARGE_BODY else read()
     return await forward(request) if asked is None else await request.app[EMBEDDINGS].answer(asked)
 
@@ -91,7 +94,8 @@ async def show_model(request: web.Request) -> web.StreamResponse:
 async def listed_models(request: web.Request) -> list[Json]:
     """What all upstreams list that answer in time, each model once. Raises UpstreamError where none does."""
     upstreams = request.app[ROUTER].candidates(None)
-    replies = await asyncio.gather(*(_listed(upstream, request.headers) for upstream in upstreams))
+    headers = request[CALLER].forwarded(request.headers)
+    replies = await asyncio.gather(*(_listed(upstream, headers) for upstream in upstreams))
     if all(isinstance(reply, UpstreamError) for reply in replies):
         raise next(reply for reply in replies if isinstance(reply, UpstreamError))
     listed = [model for reply in replies if isinstance(reply, list) for model in reply]
@@ -113,9 +117,9 @@ async def _listed(upstream: Upstream, headers: CIMultiDictProxy[str]) -> list[Js
     except UpstreamError as error:
         return error
     except TimeoutError:
-        return UpstreamTimeout(f"{upstream.name} did not list its models in {_LIST_DEADLINE:g} s.")
+        return UpstreamTimeout(f"{upstream.title} did not list its models in {_LIST_DEADLINE:g} s.")
     except (ValueError, TypeError, KeyError):
-        return UpstreamDisconnected(f"{upstream.name} lists its models in a form that OpenAI's API does not have.")
+        return UpstreamDisconnected(f"{upstream.title} lists its models in a form that OpenAI's API does not have.")
 
 
 async def forward(request: web.Request) -> web.StreamResponse:
@@ -129,11 +133,26 @@ async def forward(request: web.Request) -> web.StreamResponse:
     if request.can_read_body or request.body_exists:
         body = await read_body(request, settings.max_body, settings.timeouts.client)
     model = request.match_info.get("model") or _model_named_in(body)
+    caller = request[CALLER]
+    if model is not None:
+        check_model(caller, model)
     path = request.rel_url.raw_path_qs
-    own = namespace_header(request.headers, settings.cache.namespace)
-    attempt = Attempt(path, body)
-    with await request.app[ROUTER].request(request.method, request.headers, [attempt], None, model, own) as reply:
+    call = RouteCall(
+        method=request.method,
+        headers=caller.forwarded(request.headers),
+        attempts=[Attempt(path, body)],
+        model=model,
+        own=caller.own,
+        namespace=caller.namespace,
+        is_repeatable=request.method in _SAFE_METHODS,
+    )
+    with (
+        await request.app[ADMISSIONS].other(caller, body) as admission,
+        await request.app[ROUTER].request(call) as reply,
+    ):
+        admission.settle(0, 0)
         headers = reply.headers
+        headers.update(admission.headers)
         headers.add("Cache-Status", "keepgate; fwd=bypass; detail=endpoint")
         headers["x-keepgate-cache"] = "bypass"
         headers["x-keepgate-layer"] = "none"

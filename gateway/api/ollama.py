@@ -13,10 +13,11 @@ from gateway.http.json_object import decode_object
 from gateway.proxy.embeddings import PATH, parse_embeddings
 from gateway.proxy.inference_request import no_such_path
 from gateway.proxy.response_headers import IGNORED_HEADER
+from gateway.routing.call import RouteCall
 from gateway.surfaces.ollama import embeddings, models
 from gateway.surfaces.ollama.loading import is_load, load_answer
 from gateway.surfaces.surface import Json
-from gateway.tenants.credentials import namespace_header
+from gateway.tenants.caller import CALLER
 from gateway.upstreams.upstream import Attempt
 
 _encode = msgspec.json.Encoder().encode
@@ -42,7 +43,7 @@ async def embed(request: web.Request) -> web.Response:
     asked = embeddings.embed_request(request.path, fields)
     sent = {name: value for name, value in asked.fields.items() if name not in asked.ignored} | {"model": model}
     settings = request.app[SETTINGS]
-    parsed = parse_embeddings(PATH, _encode(sent), request.headers, settings.cache)
+    parsed = parse_embeddings(PATH, _encode(sent), request.headers, request[CALLER], settings.cache)
     if parsed is None:
         raise InvalidRequest("'input' must be text or a list of texts, and not empty.", param="input")
     reply = await request.app[EMBEDDINGS].answer(parsed)
@@ -104,9 +105,17 @@ async def pull(request: web.Request) -> web.Response:
 
 async def _asked(request: web.Request, method: str, attempt: Attempt, model: str) -> Json:
     """What an upstream says. Raises NotFound where it does not have this, and UpstreamError."""
-    own = namespace_header(request.headers, request.app[SETTINGS].cache.namespace)
-    absent = NotFound(f"There is no {attempt.path}.")
-    with await request.app[ROUTER].request(method, request.headers, [attempt], absent, model, own) as reply:
+    caller = request[CALLER]
+    call = RouteCall(
+        method=method,
+        headers=caller.forwarded(request.headers),
+        attempts=[attempt],
+        model=model,
+        otherwise=NotFound(f"There is no {attempt.path}."),
+        own=caller.own,
+        namespace=caller.namespace,
+    )
+    with await request.app[ROUTER].request(call) as reply:
         body = await reply.body(_MAX_SHOWN_BYTES)
     if reply.status != 200:
         raise refusal(reply.status, body)

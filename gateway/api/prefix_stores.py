@@ -10,6 +10,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.api.access import carries_admin_key, require_operator
 from gateway.api.app_keys import ROUTER, SETTINGS
+from gateway.api.identification import caller_of
 from gateway.errors import (
     GatewayError,
     InvalidRequest,
@@ -21,7 +22,6 @@ from gateway.errors import (
 from gateway.http.body import read_body
 from gateway.http.json_object import decode_object
 from gateway.http.sse import event_json
-from gateway.tenants.credentials import namespace_header
 from gateway.upstreams.upstream import Upstream
 
 _encode = msgspec.json.Encoder().encode
@@ -91,8 +91,10 @@ async def _ask_all(
         for name, value in request.headers.items()
         if name.lower() != "authorization" or not carries_admin_key(value, settings)
     )
-    own = namespace_header(CIMultiDictProxy(headers), settings.cache.namespace)
-    given = await asyncio.gather(*(_ask(upstream, method, path, headers, body, own) for upstream in upstreams))
+    caller = caller_of(request)
+    own = {} if caller is None else caller.own
+    sent = headers if caller is None else caller.forwarded(CIMultiDictProxy(headers))
+    given = await asyncio.gather(*(_ask(upstream, method, path, sent, body, own) for upstream in upstreams))
     return dict(zip((upstream.url for upstream in upstreams), given, strict=True))
 
 
@@ -107,7 +109,7 @@ async def _ask(
     except GatewayError as error:
         return error
     except TimeoutError:
-        return UpstreamTimeout(f"{upstream.name} did not answer in {deadline:g} s.")
+        return UpstreamTimeout(f"{upstream.title} did not answer in {deadline:g} s.")
 
 
 def _read(upstream: Upstream, status: int, body: bytes) -> bytes:
@@ -121,9 +123,9 @@ def _read(upstream: Upstream, status: int, body: bytes) -> bytes:
     error = given.get("error") if given else None
     refusal = error if isinstance(error, dict) and isinstance(error.get("message"), str) else {}
     if status in (404, 405, 501) and refusal.get("param") != "model":
-        raise NoPrefixStore(f"{upstream.name} has no prefix store.")
+        raise NoPrefixStore(f"{upstream.title} has no prefix store.")
     if status == 200 or not refusal:
-        raise UpstreamDisconnected(f"{upstream.name} answered with status {status} and no reply of a prefix store.")
+        raise UpstreamDisconnected(f"{upstream.title} answered with status {status} and no reply of a prefix store.")
     raise _refused(status, refusal)
 
 

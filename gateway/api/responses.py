@@ -6,16 +6,15 @@ A response is kept here if it was translated; another may be one of an upstream 
 import msgspec
 from aiohttp import web
 
-from cache.entries.key import namespace_for
 from cache.errors import StoreUnavailable
 from cache.stores.conversations import Record
-from gateway.api.app_keys import CACHE, CONVERSATIONS, ROUTER, SEMANTIC, SETTINGS
+from gateway.api.app_keys import CACHE, CONVERSATIONS, ROUTER, SEMANTIC
 from gateway.api.handlers import forward
 from gateway.errors import CacheUnavailable
 from gateway.proxy.conversations import PATH
 from gateway.surfaces.responses.stored_responses import deleted, input_items, response_not_found
 from gateway.surfaces.surface import Json
-from gateway.tenants.credentials import credential
+from gateway.tenants.caller import CALLER
 
 _encode = msgspec.json.Encoder().encode
 
@@ -67,7 +66,7 @@ def _unavailable(error: StoreUnavailable) -> CacheUnavailable:
 
 
 def _namespace(request: web.Request) -> str:
-    return namespace_for(credential(request.headers, request.app[SETTINGS].cache.namespace))
+    return request[CALLER].namespace
 
 
 def _json(value: Json) -> web.Response:

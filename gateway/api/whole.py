@@ -11,6 +11,7 @@ from gateway.errors import InvalidRequest
 from gateway.http.body import read_body
 from gateway.proxy.inference_request import parse_whole
 from gateway.surfaces.whole import whole_request
+from gateway.tenants.caller import CALLER
 
 
 async def answer(request: web.Request) -> web.StreamResponse:
@@ -32,5 +33,5 @@ async def answer(request: web.Request) -> web.StreamResponse:
         return await forward(request)
     query = request.raw_path.partition("?")[2]
     return await request.app[PIPELINE].answer(
-        request, parse_whole(asked, request.path, query, body, request.headers, settings)
+        request, parse_whole(asked, request.path, query, body, request.headers, request[CALLER], settings)
     )

@@ -24,11 +24,15 @@ from cache.semantic.client import SemanticClient
 from cache.stores.conversations import Conversations
 from cache.stores.memory import MemoryStore
 from cache.stores.redis_store import RedisStore, open_redis_store
-from gateway.api.app_keys import CACHE, CONVERSATIONS, EMBEDDINGS, GAUGES, PIPELINE, ROUTER, SEMANTIC
+from gateway.api.app_keys import ADMISSIONS, CACHE, CONVERSATIONS, EMBEDDINGS, GAUGES, PIPELINE, ROUTER, SEMANTIC
 from gateway.api.batches import BATCHES
+from gateway.api.costs import LEDGER, PRICING
+from gateway.api.keys import REGISTRY
 from gateway.api.stats import GaugeUpdater
 from gateway.batches.runner import RunnerOptions, open_batches
 from gateway.batches.store import BatchStore
+from gateway.costs.ledger import Ledger, open_ledger
+from gateway.costs.pricing import Pricing
 from gateway.http.background_tasks import BackgroundTasks, background_tasks
 from gateway.http.server import HttpServer
 from gateway.metrics import HitCounter
@@ -36,6 +40,7 @@ from gateway.pipeline import Pipeline
 from gateway.processes.embedded_store import embedded_store
 from gateway.processes.routes import build_application
 from gateway.processes.semantic_service import semantic_service
+from gateway.proxy.admissions import Admissions
 from gateway.proxy.conversations import ConversationKeeper
 from gateway.proxy.embeddings import Embeddings
 from gateway.proxy.fast_path import FastPath
@@ -47,11 +52,15 @@ from gateway.proxy.replay import Replay
 from gateway.proxy.semantic_lookup import SemanticLookup
 from gateway.proxy.single_flight import SingleFlight
 from gateway.routing.router import Router
+from gateway.settings.encryption_keys import encryption_of
 from gateway.settings.fields import SettingsError
 from gateway.settings.reloading import reloaded
 from gateway.settings.settings import Settings
 from gateway.settings.upstreams import UpstreamSettings
 from gateway.surfaces.registry import PROBED_PATHS
+from gateway.tenants.callers import Callers
+from gateway.tenants.key_registry import KeyRegistry
+from gateway.tenants.limiter import Limiter, open_limiter
 from gateway.upstreams.connection import ConnectionPool, open_connections
 from gateway.upstreams.mock import MockUpstream, load_script
 from gateway.upstreams.upstream import Upstream
@@ -101,6 +110,10 @@ class Parts:
     gauges: GaugeUpdater
     mocks: MockServers
     configured: list[tuple[UpstreamSettings, Upstream]]
+    callers: Callers
+    limiter: Limiter
+    registry: KeyRegistry | None
+    ledger: Ledger
 
 
 class Gateway:
@@ -186,6 +199,8 @@ async def _open_parts(settings: Settings, semantic_socket: Path | None) -> Async
         _semantic_client(settings, redis_url, semantic_socket) as semantic_client,
         open_connections(settings.timeouts.connect) as connections,
         mock_servers() as mocks,
+        open_limiter(redis, settings.keys) as limiter,
+        open_ledger(redis, settings.costs.keep) as ledger,
         background_tasks() as tasks,
     ):
         keep_stale = max(_KEPT_FOR_MAX_STALE, settings.cache.stale_while_revalidate, settings.cache.stale_if_error)
@@ -209,10 +224,17 @@ async def _open_parts(settings: Settings, semantic_socket: Path | None) -> Async
             gauges=GaugeUpdater(cache, flights, hits),
             mocks=mocks,
             configured=[],
+            callers=Callers(redis, settings),
+            limiter=limiter,
+            registry=None if redis is None else KeyRegistry(redis),
+            ledger=ledger,
         )
         _take_over(parts, settings, await mocks.served(settings.servers))
         tasks.keep(cache.follow_purges)
-        tasks.keep(router.refresh_forever)
+        tasks.keep(router.check_forever)
+        tasks.keep(ledger.flush_forever)
+        if settings.keys.required:
+            tasks.keep(parts.callers.follow)
         tasks.keep(functools.partial(_keep_gauges, parts.gauges))
         if semantic_client is not None:
             tasks.keep(semantic_client.watch)
@@ -237,8 +259,11 @@ def _take_over(parts: Parts, settings: Settings, servers: Sequence[UpstreamSetti
 async def _use(server: HttpServer, settings: Settings, parts: Parts) -> None:
     """Let the server answer further requests as the settings say, on connections that are open as well."""
     lookup = Lookup(parts.cache, settings.cache)
+    pricing = Pricing(settings.costs, [(pair[1].name, pair[0]) for pair in parts.configured], settings.workers)
     varies = settings.cache.sampled == "variants" or settings.cache.regenerate > 0
+    admissions = Admissions(parts.limiter)
     pipeline = Pipeline(
+        admissions,
         lookup,
         parts.semantic,
         Replay(parts.cache, parts.conversations, parts.hits, varies=varies),
@@ -254,7 +279,12 @@ async def _use(server: HttpServer, settings: Settings, parts: Parts) -> None:
     )
     application = build_application(
         settings,
+        parts.callers,
         {
+            ADMISSIONS: admissions,
+            LEDGER: parts.ledger,
+            PRICING: pricing,
+            **({REGISTRY: parts.registry} if parts.registry is not None else {}),
             CACHE: parts.cache,
             SEMANTIC: parts.semantic,
             ROUTER: parts.router,
@@ -268,7 +298,10 @@ async def _use(server: HttpServer, settings: Settings, parts: Parts) -> None:
     runner = web.AppRunner(application)
     await runner.setup()  # it has no resources of its own: nothing is to be cleaned up
     assert runner.server is not None  # noqa: S101  # setup() has made it
-    server.use(runner.server, lambda handler: FastPath(handler, parts.cache, settings, parts.hits))
+    server.use(
+        runner.server,
+        lambda handler: FastPath(handler, parts.cache, parts.callers, parts.limiter, settings, parts.hits),
+    )
 
 
 def _prompt_caches(settings: Settings, router: Router) -> PromptCachePlanner | None:
@@ -306,9 +339,10 @@ async def _redis(settings: Settings, url: str) -> AsyncIterator[RedisStore | Non
     if not url:
         yield None
         return
+    encryption = encryption_of(settings.encryption)
     async with contextlib.AsyncExitStack() as stack:
         try:
-            store = await stack.enter_async_context(open_redis_store(url, settings.cache.redis_deadline))
+            store = await stack.enter_async_context(open_redis_store(url, settings.cache.redis_deadline, encryption))
         except (StoreUnavailable, ValueError) as error:
             raise SettingsError(f"redis: {error}") from error
         yield store

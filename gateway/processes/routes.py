@@ -5,22 +5,38 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway.api import admin, anthropic, batches, generate, handlers, ollama, page, prefix_stores, responses, whole
+from gateway.api import (
+    admin,
+    anthropic,
+    batches,
+    costs,
+    generate,
+    handlers,
+    keys,
+    ollama,
+    page,
+    prefix_stores,
+    responses,
+    whole,
+)
 from gateway.api.app_keys import SETTINGS
+from gateway.api.identification import identifying
 from gateway.api.openapi.document import openapi_handler
 from gateway.http.cors import answering_preflights, marking_answers
 from gateway.http.middleware import answering_errors, mark_started
 from gateway.settings.settings import Settings
 from gateway.surfaces.registry import error_response, form_of
 from gateway.surfaces.whole import ENDPOINTS
+from gateway.tenants.callers import Callers
 
 
-def build_application(settings: Settings, parts: Mapping[web.AppKey[Any], Any]) -> web.Application:
+def build_application(settings: Settings, callers: Callers, parts: Mapping[web.AppKey[Any], Any]) -> web.Application:
     """The application with its table of routes. `parts` are what its handlers use (gateway/api/app_keys.py)."""
     application = web.Application(
         middlewares=[
             answering_preflights(settings.cors_origins),
             answering_errors(lambda path, error: error_response(form_of(path), error)),
+            identifying(callers),
         ],
         client_max_size=settings.max_body,
     )
@@ -63,6 +79,8 @@ def build_application(settings: Settings, parts: Mapping[web.AppKey[Any], Any]) 
             web.delete("/v1/cache/prefix", prefix_stores.clear),
             web.post("/v1/cache/prefix/{operation:lookup|pin|unpin}", prefix_stores.operate),
             web.route("*", "/v1/cache{rest:(/.*)?}", handlers.not_found),
+            *keys.ROUTES,
+            web.get("/v1/costs", costs.get_costs),
             *(batches.ROUTES if settings.batches.enabled else ()),
             web.route("*", "/v1/{rest:.+}", handlers.forward),
             web.get("/", page.show),

@@ -12,7 +12,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from cache.entries.answer import usage_of
 from cache.entries.entry import Entry
-from cache.entries.key import Key, namespace_for, request_key
+from cache.entries.key import Key, request_key
 from cache.entries.outcomes import Hit
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
@@ -22,9 +22,12 @@ from gateway.http.background_tasks import BackgroundTasks
 from gateway.http.cache_control import CacheControl, parse_cache_control
 from gateway.http.json_object import decode_object
 from gateway.proxy.lookup import count_lookup
+from gateway.routing.call import RouteCall
 from gateway.routing.router import Router
 from gateway.settings.cache import CacheSettings
-from gateway.tenants.credentials import answer_headers, credential, namespace_header
+from gateway.tenants.caller import Caller
+from gateway.tenants.credentials import answer_headers
+from gateway.tenants.policies import check_model, reads_cache, writes_cache
 from gateway.upstreams.upstream import Attempt
 
 PATH = "/v1/embeddings"
@@ -39,6 +42,7 @@ _LARGE_BODY = 2**18
 class EmbeddingsRequest:
     """A parsed request. `inputs` are its texts or lists of token ids, and `keys` where their embeddings are kept."""
 
+    caller: Caller
     path: str
     body: bytes
     headers: CIMultiDictProxy[str]
@@ -80,11 +84,11 @@ class _Stored(msgspec.Struct):
 
 
 def parse_embeddings(
-    path: str, body: bytes, headers: CIMultiDictProxy[str], settings: CacheSettings
+    path: str, body: bytes, headers: CIMultiDictProxy[str], caller: Caller, settings: CacheSettings
 ) -> EmbeddingsRequest | None:
     """Parse a request body; None if it has no model or no inputs in OpenAI's form, which is for the upstream to judge.
 
-    Raises InvalidRequest for a body that is not one JSON object.
+    Raises InvalidRequest for a body that is not one JSON object, and ModelNotAllowed.
     """
     fields = decode_object(body)
     model, given = fields.get("model"), fields.get("input")
@@ -93,15 +97,15 @@ def parse_embeddings(
         return None
     if not all(isinstance(item, str) or _are_tokens(item) for item in inputs):
         return None
-    namespace = namespace_for(credential(headers, settings.namespace))
+    check_model(caller, model)
     family = "embeddings" + answer_headers(headers, settings.key_headers)
     common = {name: value for name, value in fields.items() if name != "input"}
     try:
-        keys = [request_key(namespace, family, {**common, "input": item}) for item in inputs]
+        keys = [request_key(caller.namespace, family, {**common, "input": item}) for item in inputs]
     except RecursionError as error:
         raise InvalidRequest("The body is nested too deeply.") from error
     cache_control = parse_cache_control(", ".join(headers.getall("Cache-Control", ())))
-    return EmbeddingsRequest(path, body, headers, fields, model, inputs, keys, cache_control)
+    return EmbeddingsRequest(caller, path, body, caller.forwarded(headers), fields, model, inputs, keys, cache_control)
 
 
 def _are_tokens(item: Any) -> bool:
@@ -121,7 +125,7 @@ class Embeddings:
     async def answer(self, asked: EmbeddingsRequest) -> web.Response:
         """The response. Raises GatewayError."""
         control = asked.cache_control
-        is_bypass = control.no_store or control.no_cache or not self._settings.enabled
+        is_bypass = control.no_store or control.no_cache or not self._settings.enabled or not reads_cache(asked.caller)
         entries = {} if is_bypass else await self._stored(asked)
         hits = sum(key.id in entries for key in asked.keys)
         _count(asked, entries, is_bypass)
@@ -186,6 +190,8 @@ class Embeddings:
             batch.done.set()
         if not batch.entries or asked.cache_control.no_store or not self._settings.enabled:
             return
+        if not writes_cache(asked.caller):
+            return
         if parse_cache_control(", ".join(batch.headers.getall("Cache-Control", ()))).no_store:
             metrics.not_stored.labels("upstream says no-store").inc()
             return
@@ -198,19 +204,23 @@ class Embeddings:
         generation = self._cache.generation(wanted[0][0].namespace, asked.model)
         inputs = [item for _, item in wanted]
         batch.request = asked.body if inputs == asked.inputs else _encode({**asked.fields, "input": inputs})
-        own = namespace_header(asked.headers, self._settings.namespace)
         began = time.monotonic()
         try:
-            call = self._router.request(
-                "POST", asked.headers, [Attempt(asked.path, batch.request)], None, asked.model, own
+            call = RouteCall(
+                method="POST",
+                headers=asked.headers,
+                attempts=[Attempt(asked.path, batch.request)],
+                model=asked.model,
+                own=asked.caller.own,
+                namespace=wanted[0][0].namespace,
             )
-            with await call as answer:
+            with await self._router.request(call) as answer:
                 batch.status, batch.headers = answer.status, answer.headers
                 batch.body = await answer.body(_MAX_RESPONSE_BYTES)
                 if batch.status != 200:
                     return None
                 seconds = time.monotonic() - began
-                name = answer.upstream.name
+                name = answer.upstream.title
             items = await asyncio.to_thread(_items, batch.body, inputs)
         except UpstreamError as error:
             return error

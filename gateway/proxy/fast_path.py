@@ -11,7 +11,7 @@ import xxhash
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
-from cache.entries.entry import Family
+from cache.entries.entry import Entry
 from cache.exact import ExactCache
 from cache.stores.memory import Slot
 from gateway import metrics
@@ -23,7 +23,11 @@ from gateway.proxy.inference_request import MAX_RISK_HEADER
 from gateway.proxy.response_headers import hit_headers, whole_response
 from gateway.settings.settings import Settings
 from gateway.surfaces.registry import BY_PATH, error_response
-from gateway.tenants.credentials import answer_headers, credential
+from gateway.tenants.caller import CALLER, Caller
+from gateway.tenants.callers import Callers
+from gateway.tenants.credentials import answer_headers
+from gateway.tenants.limiter import Limiter
+from gateway.tenants.policies import allows_model, reads_cache
 from gateway.upstreams.upstream import REUSE_HEADER
 
 RAW_DIGEST = web.RequestKey("raw_digest", bytes)
@@ -32,10 +36,19 @@ RAW_DIGEST = web.RequestKey("raw_digest", bytes)
 class FastPath:
     """Stands in front of the application's own request handler."""
 
-    def __init__(self, application: Handler, cache: ExactCache, settings: Settings, hits: HitCounter) -> None:
+    def __init__(
+        self,
+        application: Handler,
+        cache: ExactCache,
+        callers: Callers,
+        limiter: Limiter,
+        settings: Settings,
+        hits: HitCounter,
+    ) -> None:
         self._application = application
         self._cache = cache
-        self._namespace = settings.cache.namespace
+        self._callers = callers
+        self._limiter = limiter
         self._key_headers = settings.cache.key_headers
         self._max_body = settings.max_body
         self._has_origins = bool(settings.cors_origins)
@@ -48,22 +61,27 @@ class FastPath:
         surface = BY_PATH.get(request.path)
         if surface is None or request.method != "POST" or self._has_directives(request.headers):
             return await self._application(request)
+        caller = self._callers.known(request.headers)
+        if caller is None:
+            return await self._application(request)
+        request[CALLER] = caller
         try:
             body = await read_body(request, self._max_body, self._timeout)
         except GatewayError as error:
             metrics.errors.labels(error.label).inc()
             return error_response(surface, error)
-        tenant = credential(request.headers, self._namespace) + answer_headers(request.headers, self._key_headers)
+        tenant = caller.credential + answer_headers(request.headers, self._key_headers)
         raw = b"\0".join((*(text.encode("utf-8", "surrogateescape") for text in (request.raw_path, tenant)), body))
         digest = xxhash.xxh3_128_digest(raw, self._seed)
-        if (found := self._find(surface.family, digest)) is None:
+        if (found := self._find(digest, caller)) is None:
             request[RAW_DIGEST] = digest
             return await self._application(request)
         slot, form, age = found
+        self._hits.count_from_memory(surface.family, slot.entry)
         return whole_response(request, hit_headers(slot.entry, age, form, "exact"), slot.forms[form])
 
-    def _find(self, family: Family, digest: bytes) -> tuple[Slot, str, float] | None:
-        """The slot that answers now, in which form, and its age in seconds; counted as a hit."""
+    def _find(self, digest: bytes, caller: Caller) -> tuple[Slot, str, float] | None:
+        """The slot that answers this caller now, in which form, and its age in seconds."""
         found = self._cache.memory.by_alias(digest)
         if found is None:
             return None
@@ -72,8 +90,13 @@ class FastPath:
         age = entry.age(time.time())
         if age >= entry.fresh_for or not self._cache.counts(entry):
             return None
-        self._hits.count_from_memory(family, entry)
+        if caller.key is not None and not self._may_serve(caller, entry):
+            return None
         return slot, form, age
+
+    def _may_serve(self, caller: Caller, entry: Entry) -> bool:
+        """Whether the pipeline would serve it without a wait. It tells the caller of a refusal."""
+        return allows_model(caller, entry.model) and reads_cache(caller) and self._limiter.take_hit(caller) is True
 
     def _has_directives(self, given: CIMultiDictProxy[str]) -> bool:
         """Whether the pipeline has to read the headers. A client that sends Expect waits for the application's 100

@@ -13,7 +13,7 @@ import msgspec
 from multidict import CIMultiDictProxy
 
 from cache.entries.entry import Family
-from cache.entries.key import Key, namespace_for, priority_of, request_key
+from cache.entries.key import Key, priority_of, request_key
 from cache.semantic.messages import MAX_MODEL, MAX_TEXT
 from cache.semantic.question import Question, question_of
 from gateway.errors import InvalidRequest
@@ -28,7 +28,9 @@ from gateway.surfaces.registry import BY_PATH
 from gateway.surfaces.responses.requests import continued
 from gateway.surfaces.surface import AnswerForm, ChatRequest, Json, StreamedForm, Surface, TranslatedForm
 from gateway.surfaces.whole import WholeRequest
-from gateway.tenants.credentials import OTHER_HEADERS, answer_headers, bearer, credential
+from gateway.tenants.caller import Caller
+from gateway.tenants.credentials import OTHER_HEADERS, answer_headers, bearer
+from gateway.tenants.policies import check_model, priority_for
 from gateway.upstreams.upstream import PRIORITY_HEADER, REUSE_HEADER, Attempt
 
 MAX_RISK_HEADER = "x-keepgate-max-risk"
@@ -50,8 +52,10 @@ class InferenceRequest:
     """What the pipeline needs to know of a request. `asked` is the same in the form of chat completions.
 
     `path` (with the query) and `body` are the client's own: an upstream with this form of API gets them unchanged.
+    `headers` are the client's without a virtual key.
     """
 
+    caller: Caller
     surface: AnswerForm
     asked: ChatRequest
     path: str
@@ -175,11 +179,12 @@ def parse_request(
     query: str,
     body: bytes,
     headers: CIMultiDictProxy[str],
+    caller: Caller,
     settings: Settings,
     router: Router,
     conversation: Sequence[Json] | None = None,
 ) -> InferenceRequest:
-    """Parse a request body. Raises InvalidRequest, naming the field.
+    """Parse a request body. Raises InvalidRequest, naming the field, and ModelNotAllowed.
 
     Only the fields that the gateway uses are checked; the upstream checks the rest. The query string is passed on
     unchanged and is part of the key. `conversation` is what the request continues by an id that no upstream knows.
@@ -202,7 +207,7 @@ def parse_request(
             fields = asked.fields
         else:
             asked = _chat_request(path, fields)
-        namespace = namespace_for(credential(headers, settings.cache.namespace))
+        check_model(caller, model)
         target = _TARGETS[asked.path]
         scope = f"{target}?{query}" if query else target
         is_translated = isinstance(surface, TranslatedForm) and not (
@@ -211,23 +216,25 @@ def parse_request(
         scope += answer_headers(headers, settings.cache.key_headers, is_translated)
         if not is_translated and asked.echo.get("store") is False:
             scope += "\nstore: false"  # an upstream does not keep this answer: the id in it leads nowhere
-        key = request_key(namespace, scope, fields)
+        key = request_key(caller.namespace, scope, fields)
         asks_semantic = settings.semantic.mode != "off" and asked.is_cached and asked.is_optimized
-        question = question_of(namespace, scope, fields) if asks_semantic else None
+        question = question_of(caller.namespace, scope, fields) if asks_semantic else None
     except RecursionError as error:
         raise InvalidRequest("The body is nested too deeply.") from error
     may_wait = headers.get(PRIORITY_HEADER) == "batch"
+    asked_priority = _BATCH_PRIORITY if may_wait and priority_of(fields) is None else priority_of(fields) or 0
     return InferenceRequest(
+        caller=caller,
         surface=surface,
         asked=asked,
         path=f"{path}?{query}" if query else path,
         body=body,
-        headers=headers,
+        headers=caller.forwarded(headers),
         key=key,
         model=model,
         sampled=fields.get("seed") is None and fields.get("temperature") != 0,
         choices=_choices(fields),
-        priority=_BATCH_PRIORITY if may_wait and priority_of(fields) is None else priority_of(fields) or 0,
+        priority=priority_for(caller, asked_priority),
         cache_control=_cache_control(headers, asked),
         question=question if question and len(question.text) <= MAX_TEXT and len(model) <= MAX_MODEL else None,
         max_risk=_max_risk(headers),
@@ -242,26 +249,33 @@ def _cache_control(headers: CIMultiDictProxy[str], asked: ChatRequest) -> CacheC
 
 
 def parse_whole(
-    asked: WholeRequest, path: str, query: str, body: bytes, headers: CIMultiDictProxy[str], settings: Settings
+    asked: WholeRequest,
+    path: str,
+    query: str,
+    body: bytes,
+    headers: CIMultiDictProxy[str],
+    caller: Caller,
+    settings: Settings,
 ) -> InferenceRequest:
-    """A request that is answered whole, for the pipeline. Raises InvalidRequest."""
+    """A request that is answered whole, for the pipeline. Raises InvalidRequest and ModelNotAllowed."""
+    check_model(caller, asked.model)
     scope = f"{asked.endpoint.family} {path}?{query}" + answer_headers(headers, settings.cache.key_headers)
-    namespace = namespace_for(credential(headers, settings.cache.namespace))
     try:
-        key = request_key(namespace, scope, asked.fields)
+        key = request_key(caller.namespace, scope, asked.fields)
     except RecursionError as error:
         raise InvalidRequest("The body is nested too deeply.") from error
     return InferenceRequest(
+        caller=caller,
         surface=asked.endpoint,
         asked=ChatRequest(dict(asked.fields)),
         path=f"{path}?{query}" if query else path,
         body=body,
-        headers=headers,
+        headers=caller.forwarded(headers),
         key=key,
         model=asked.model,
         sampled=asked.sampled,
         choices=1,
-        priority=0,
+        priority=priority_for(caller, 0),
         cache_control=parse_cache_control(", ".join(headers.getall("Cache-Control", ()))),
         question=None,
         max_risk=1.0,

@@ -9,6 +9,7 @@ from cache.stores.recent_answers import RecentAnswers
 from gateway import metrics
 from gateway.proxy.inference_request import InferenceRequest
 from gateway.settings.cache import CacheSettings
+from gateway.tenants.policies import reads_cache
 
 # Why a bypass stores its answer all the same: the request asks for a new one.
 NO_CACHE = "no-cache"
@@ -60,6 +61,8 @@ class Lookup:
             return "disabled"
         if inference.cache_control.no_store:
             return "no-store"
+        if not reads_cache(inference.caller):
+            return "key"
         if inference.sampled and self._settings.sampled == "bypass":
             return "sampled"
         return NO_CACHE if inference.cache_control.no_cache else None

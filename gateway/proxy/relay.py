@@ -1,5 +1,7 @@
 """Sends a flight's answer to one client."""
 
+from collections.abc import Mapping
+
 from aiohttp import web
 from multidict import CIMultiDict
 
@@ -25,6 +27,7 @@ from gateway.proxy.response_headers import (
 from gateway.proxy.semantic_lookup import SemanticQuery
 from gateway.surfaces.openai import CHAT, COMPLETIONS
 from gateway.surfaces.surface import Json, TranslatedForm
+from gateway.upstreams.upstream import NO_HEADERS
 
 
 class Relay:
@@ -44,14 +47,19 @@ class Relay:
         query: SemanticQuery,
         subscriber: Subscriber,
         joined: bool,
+        limits: Mapping[str, str] = NO_HEADERS,
     ) -> web.StreamResponse:
-        """The client's response. Raises UpstreamError while it has not started."""
+        """The client's response; `limits` are headers of what is left to its caller.
+
+        Raises UpstreamError while it has not started.
+        """
         await subscriber.started()
         flight = subscriber.flight
         if flight.status >= 500 and self._lookup.stale_if_error_hit(inference, outcome):
             raise UpstreamUnreachable(f"The upstream answered with status {flight.status}.")
         headers = forwarded_headers(flight.headers, outcome, key.id if flight.status == 200 else "", joined)
         headers.update(semantic_headers(query.reply))
+        headers.update(limits)
         _count(inference.family, outcome)
         own = flight.form is inference.surface
         if not own and (unsent := inference.asked.unsent):

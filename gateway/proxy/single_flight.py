@@ -16,10 +16,12 @@ from gateway.proxy.lookup import ASKING_FOR_NEW
 from gateway.proxy.prompt_caches.planner import PromptCachePlanner
 from gateway.proxy.recorder import Recording
 from gateway.proxy.semantic_lookup import SemanticLookup, SemanticQuery
+from gateway.routing.call import RouteCall
 from gateway.routing.router import Router
 from gateway.settings.cache import CacheSettings
 from gateway.surfaces.whole import WholeEndpoint
-from gateway.tenants.credentials import namespace_header
+from gateway.tenants.admission import UNLIMITED, Admission
+from gateway.tenants.policies import writes_cache
 from gateway.upstreams.upstream import REUSE_HEADER, UpstreamResponse
 
 
@@ -51,20 +53,31 @@ class SingleFlight:
         return self._flights.find((with_usage,) if inference.needs_usage else (with_usage, without_usage))
 
     def join_or_start(
-        self, inference: InferenceRequest, key: Key, outcome: Outcome, query: SemanticQuery
+        self,
+        inference: InferenceRequest,
+        key: Key,
+        outcome: Outcome,
+        query: SemanticQuery,
+        admission: Admission = UNLIMITED,
     ) -> tuple[Flight, bool]:
-        """A flight with the answer to this request, and whether it was running already."""
+        """A flight with the answer to this request, and whether it was running already.
+
+        `admission` is settled by what the flight uses; who joins uses nothing.
+        """
         if isinstance(outcome, Bypass):
             # A bypass shares no flight; the answer to a request for a new one is stored all the same.
-            return self._start_flight(inference, key, None, query, keeps=outcome.reason in ASKING_FOR_NEW), False
+            keeps = outcome.reason in ASKING_FOR_NEW
+            return self._start_flight(inference, key, None, query, admission, keeps=keeps), False
         if flight := self.in_flight(inference, key, outcome):
             metrics.collapsed.inc()
+            admission.settle(0, 0)
             return flight, True
         with_usage, without_usage = _flight_keys(inference, key)
         # A stream whose upstream is not asked for usage may carry none: it does not serve requests that ask for it.
         is_asked = inference.include_usage or (self._settings.ask_usage and self._router.none_lacks(USAGE_OF_STREAMS))
         may_lack_usage = inference.stream and not is_asked
-        return self._start_flight(inference, key, without_usage if may_lack_usage else with_usage, query), False
+        name = without_usage if may_lack_usage else with_usage
+        return self._start_flight(inference, key, name, query, admission), False
 
     def revalidate(self, inference: InferenceRequest, key: Key) -> None:
         """Compute the answer again in the background, unless a flight is computing it."""
@@ -84,18 +97,31 @@ class SingleFlight:
             self._start_flight(inference, key, names[1], query).background = True
 
     def _start_flight(
-        self, inference: InferenceRequest, key: Key, name: str | None, query: SemanticQuery, keeps: bool = True
+        self,
+        inference: InferenceRequest,
+        key: Key,
+        name: str | None,
+        query: SemanticQuery,
+        admission: Admission = UNLIMITED,
+        *,
+        keeps: bool = True,
     ) -> Flight:
         flight = Flight(self._settings.max_answer, inference.choices, inference.needs_usage)
-        self._flights.start(flight, self._compute(inference, key, flight, query, keeps), name)
+        self._flights.start(flight, self._compute(inference, key, flight, query, admission, keeps), name)
         return flight
 
     def _own_headers(self, inference: InferenceRequest) -> Mapping[str, str]:
         """The gateway's own request headers, beside the client's."""
-        return {REUSE_HEADER: inference.reuse, **namespace_header(inference.headers, self._settings.namespace)}
+        return {REUSE_HEADER: inference.reuse, **inference.caller.own}
 
     async def _compute(
-        self, inference: InferenceRequest, key: Key, flight: Flight, query: SemanticQuery, keeps: bool
+        self,
+        inference: InferenceRequest,
+        key: Key,
+        flight: Flight,
+        query: SemanticQuery,
+        admission: Admission,
+        keeps: bool,
     ) -> None:
         generation = self._cache.generation(key.namespace, inference.model)
         own = self._own_headers(inference)
@@ -104,12 +130,21 @@ class SingleFlight:
             attempts = inference.attempts(self._settings.ask_usage)
             if self._prompt_caches is not None:
                 attempts = self._prompt_caches.marked(attempts, key.namespace, inference.model)
-            otherwise = inference.asked.untranslatable
-            return await self._router.request("POST", inference.headers, attempts, otherwise, inference.model, own)
+            call = RouteCall(
+                method="POST",
+                headers=inference.headers,
+                attempts=attempts,
+                model=inference.model,
+                otherwise=inference.asked.untranslatable,
+                own=own,
+                namespace=key.namespace,
+                priority=inference.priority,
+            )
+            return await self._router.request(call)
 
         await flight.run(request())  # whose faults are the flight's
         _count(flight)
-        if flight.recording is None or not keeps:
+        if flight.recording is None or not keeps or not writes_cache(inference.caller):
             return
         if parse_cache_control(", ".join(flight.headers.getall("Cache-Control", ()))).no_store:
             metrics.not_stored.labels("upstream says no-store").inc()

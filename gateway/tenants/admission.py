@@ -10,7 +10,7 @@ _WINDOW = 61.0
 
 
 class Admission:
-    """Of a caller without limits: nothing is reserved, and nothing is to be settled."""
+    """Of a caller without limits: nothing is reserved, and nothing is to be settled. A context manager, which releases."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -22,6 +22,12 @@ class Admission:
 
     def release(self) -> None:
         """The request runs no longer. Only the first call counts."""
+
+    def __enter__(self) -> "Admission":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 UNLIMITED = Admission()

@@ -13,7 +13,7 @@ from cache.stores.redis_store import RedisStore
 from gateway.errors import CacheUnavailable, KeyRefused, KeyRequired
 from gateway.settings.settings import Settings
 from gateway.tenants.caller import Caller
-from gateway.tenants.credentials import credential
+from gateway.tenants.credentials import NAMESPACE_HEADER, credential
 from gateway.tenants.key_registry import KeyRegistry
 from gateway.tenants.virtual_key import SECRET_PREFIX, VirtualKey
 
@@ -52,7 +52,7 @@ class Callers:
         """
         text = credential(headers, self._separated_by)
         if not self._is_required:
-            return Caller(namespace_for(text), text)
+            return self._without_key(text)
         found = self._known.get(text)
         if found is None or found.version is not self._version or found.until < time.monotonic():
             return None
@@ -101,8 +101,14 @@ class Callers:
             secret = text  # no key, which Redis is asked for all the same: so that each refusal takes as long
         return await self._registry.find_by_secret(secret)
 
+    def _without_key(self, text: str) -> Caller:
+        namespace = namespace_for(text)
+        is_told = self._separated_by.startswith("header:")  # which no upstream knows to separate tenants
+        return Caller(namespace, text, None, {NAMESPACE_HEADER: namespace}) if is_told else Caller(namespace, text)
+
     def _keep(self, text: str, key: VirtualKey, version: bytes | None) -> Caller:
-        caller = Caller(namespace_for(key.tenant), key.tenant, key)
+        namespace = namespace_for(key.tenant)
+        caller = Caller(namespace, key.tenant, key, {NAMESPACE_HEADER: namespace})
         known_for = self._known_for
         if key.expires is not None:
             known_for = min(known_for, key.expires - time.time())

@@ -1,13 +1,12 @@
-"""The credential that separates tenants, and the headers by which it and the answer's form reach a key."""
+"""The credential that separates tenants, and the headers that are part of a key."""
 
 from multidict import CIMultiDictProxy
-
-from cache.entries.key import namespace_for
 
 # Names the tenant to an upstream that separates tenants, where no credential of the caller does.
 NAMESPACE_HEADER = "x-keepgate-namespace"
 # Where some providers' clients put the key that others send as a bearer token.
 KEY_HEADERS = ("x-api-key", "api-key")
+CREDENTIAL_HEADERS = frozenset({"authorization", "cookie", *KEY_HEADERS})
 _BEARER = "Bearer "
 _ANTHROPIC = ("anthropic-version", "anthropic-beta")
 _ANSWER_HEADERS = (*_ANTHROPIC, "openai-beta", "openai-organization", "openai-project")
@@ -40,13 +39,6 @@ def bearer(headers: CIMultiDictProxy[str]) -> dict[str, str]:
         return {}
     key = next((headers[name] for name in KEY_HEADERS if name in headers), None)
     return {} if key is None else {"Authorization": _BEARER + key}
-
-
-def namespace_header(headers: CIMultiDictProxy[str], namespace_setting: str) -> dict[str, str]:
-    """The header that names the tenant to the upstream, where no credential that it receives does."""
-    if not namespace_setting.startswith("header:"):
-        return {}
-    return {NAMESPACE_HEADER: namespace_for(credential(headers, namespace_setting))}
 
 
 def answer_headers(headers: CIMultiDictProxy[str], further: tuple[str, ...], is_translated: bool = False) -> str:

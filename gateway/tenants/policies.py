@@ -6,9 +6,14 @@ from gateway.tenants.caller import Caller
 _MOST_NAMED = 20
 
 
+def allows_model(caller: Caller, model: str) -> bool:
+    """Whether the key has no list of models, or `model`, after aliases, is on it."""
+    return caller.key is None or not caller.key.models or model in caller.key.models
+
+
 def check_model(caller: Caller, model: str) -> None:
     """Raises ModelNotAllowed if the key has a list of models and `model`, after aliases, is not on it."""
-    if caller.key is None or not caller.key.models or model in caller.key.models:
+    if caller.key is None or allows_model(caller, model):
         return
     named = caller.key.models[:_MOST_NAMED]
     further = f" and {len(caller.key.models) - len(named)} more" if len(caller.key.models) > len(named) else ""

@@ -1,0 +1,44 @@
+"""Every request has a caller before a handler sees it, but for the few paths that need none."""
+
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from gateway.errors import GatewayError
+from gateway.tenants.caller import CALLER, Caller
+from gateway.tenants.callers import Callers
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+# What says nothing of any tenant.
+_OPEN = frozenset({"/", "/health", "/ready", "/metrics", "/openapi.json"})
+# What an operator uses, whose key is no virtual key; handlers that also serve tenants ask for the caller themselves.
+_OPERATORS = ("/v1/cache", "/v1/keys", "/v1/teams", "/v1/costs", "/v1/routing")
+
+
+def identifying(callers: Callers) -> Middleware:
+    """A middleware that finds the caller of each request. Raises what `Callers.identify` raises."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path not in _OPEN and CALLER not in request:
+            if request.path.startswith(_OPERATORS):
+                await _identify_tenant(request, callers)
+            else:
+                request[CALLER] = await callers.identify(request.headers)
+        return await handler(request)
+
+    return middleware
+
+
+async def _identify_tenant(request: web.Request, callers: Callers) -> None:
+    try:
+        request[CALLER] = await callers.identify(request.headers)
+    except GatewayError:
+        return  # the operator, whom the handler asks for the admin key
+
+
+def caller_of(request: web.Request) -> Caller | None:
+    """The caller; None for who sends no virtual key where one is needed, such as an operator."""
+    return request.get(CALLER)

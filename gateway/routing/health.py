@@ -1,0 +1,72 @@
+"""Active health checks, which also ask each upstream what it has: its models, and endpoints that not all have."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from gateway.errors import UpstreamError
+from gateway.http.sse import event_json
+from gateway.upstreams.upstream import Upstream
+
+log = logging.getLogger(__name__)
+
+_MAX_LISTED_BYTES = 8 * 2**20
+
+
+async def check(upstream: Upstream, deadline: float, probed: Sequence[str]) -> None:
+    """Note how the upstream is and what it has; each request gets `deadline` seconds. `probed` are endpoints."""
+    await asyncio.gather(_check_health(upstream, deadline), _fetch_models(upstream, deadline))
+    if upstream.is_well:
+        upstream.breaker.checked()
+    if upstream.reachable and not upstream.probed:
+        upstream.probed = True
+        upstream.lacks.intersection_update(probed)
+        await asyncio.gather(*(_probe(upstream, path, deadline) for path in probed))
+
+
+async def _check_health(upstream: Upstream, deadline: float) -> None:
+    path = upstream.settings.health_path
+    if path is None:
+        return
+    try:
+        async with asyncio.timeout(deadline):
+            with await upstream.request("GET", path, {}, None) as answer:
+                upstream.is_healthy = 200 <= answer.status < 300
+    except (UpstreamError, TimeoutError) as error:
+        upstream.is_healthy = False
+        log.debug("%s: %s: %s", upstream.title, path, error)
+
+
+async def _fetch_models(upstream: Upstream, deadline: float) -> None:
+    is_check = upstream.settings.health_path is None
+    try:
+        async with asyncio.timeout(deadline):
+            with await upstream.request("GET", "/v1/models", {}, None) as answer:
+                body = await answer.body(_MAX_LISTED_BYTES)
+        if is_check:
+            upstream.is_healthy = True
+        if answer.status != 200:
+            return
+        listed = event_json(body).get("data")
+        if isinstance(listed, list):
+            names = (item.get("id") for item in listed if isinstance(item, dict))
+            upstream.models = frozenset(name for name in names if isinstance(name, str)) | upstream.settings.models.keys()
+    except ValueError as error:
+        log.debug("%s: models unknown: %s", upstream.title, error)
+    except (UpstreamError, TimeoutError) as error:
+        if is_check:
+            upstream.is_healthy = False
+        log.debug("%s: models unknown: %s", upstream.title, error)
+
+
+async def _probe(upstream: Upstream, path: str, deadline: float) -> None:
+    """Note that the upstream lacks an endpoint. One that has it refuses an empty request, and computes nothing."""
+    try:
+        async with asyncio.timeout(deadline):
+            with await upstream.request("POST", path, {"Content-Type": "application/json"}, b"{}") as answer:
+                is_lacking = answer.status in (404, 405, 501)
+                (upstream.lacks.add if is_lacking else upstream.lacks.discard)(path)
+                # Other statuses, such as 401, may say nothing of the path.
+                (upstream.has.add if answer.status in (400, 422) else upstream.has.discard)(path)
+    except (UpstreamError, TimeoutError) as error:
+        log.debug("%s: %s: %s", upstream.title, path, error)

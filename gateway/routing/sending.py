@@ -1,0 +1,346 @@
+"""One call, sent until an upstream answers it: retries, pauses and hedges.
+
+    candidates ──► _send ──► an answer                                    → returned
+                     │  └──► Failure: FREELY, ANYWHERE, ELSEWHERE         → the next candidate at once
+                     └─────► no candidate is left: FREELY, ANYWHERE       → the same ones, after pauses
+"""
+
+import asyncio
+import heapq
+import logging
+import random
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+
+from gateway import metrics
+from gateway.errors import (
+    DeadlineExceeded,
+    NoUpstream,
+    TooManyRequests,
+    UpstreamDisconnected,
+    UpstreamError,
+    UpstreamUnreachable,
+)
+from gateway.routing.budget import RetryBudget
+from gateway.routing.call import RouteCall
+from gateway.routing.failures import Failure, Retry, is_fault, retry_after, retry_of_status
+from gateway.routing.forms import first_possible, possible
+from gateway.routing.strategy import RouteRequest, Strategy
+from gateway.settings.upstreams import HedgeSettings, RetrySettings
+from gateway.tenants.credentials import NAMESPACE_HEADER
+from gateway.upstreams.breaker import Admission
+from gateway.upstreams.upstream import Attempt, Upstream, UpstreamResponse
+
+log = logging.getLogger(__name__)
+
+_MAX_ERROR_BYTES = 2**20
+_HELD_BYTES = 2**20
+_ERROR_DEADLINE = 10.0
+# Whoever waited this long for a failure does not wait for the same one again.
+_QUICK = 1.0
+_OK = 200
+_SERVER_ERROR = 500
+_HTML = ("text/html", "application/xhtml+xml")
+
+_check_json = msgspec.json.Decoder(msgspec.Raw).decode
+
+
+class Sending:
+    """The state of one call. `deadline` is a time of the event loop."""
+
+    def __init__(
+        self,
+        call: RouteCall,
+        deadline: float,
+        retries: RetrySettings,
+        hedging: HedgeSettings,
+        budget: RetryBudget,
+        hedge_budget: RetryBudget,
+        probed: Sequence[str],
+    ) -> None:
+        self._call = call
+        self._deadline = deadline
+        self._retries = retries
+        self._hedging = hedging
+        self._budget = budget
+        self._hedge_budget = hedge_budget
+        self._probed = probed
+        self._loop = asyncio.get_running_loop()
+        self._sent_again = 0
+        self._pauses: dict[Upstream, int] = {}
+        self.failures: list[Failure] = []
+        self.lacks = False
+        """Whether some upstream lacks what every form of the request needs."""
+
+    async def to(
+        self, candidates: Sequence[Upstream], attempts: Sequence[Attempt], strategy: Strategy | None, asked: RouteRequest
+    ) -> UpstreamResponse | None:
+        """The answer of the first of the candidates that gives one; None if none does: `failures` say why."""
+        pending = deque(candidates)
+        later: list[tuple[float, int, Upstream]] = []
+        first = len(self.failures)
+        is_free, is_suspect = True, False
+        while True:
+            if pending:
+                if not is_free and not self._may_retry():
+                    break
+                upstream = pending.popleft()
+            elif not later or not self._may_retry() or not await self._pause_until(later[0][0]):
+                break
+            else:
+                upstream = heapq.heappop(later)[2]
+            given = await self._hedged(upstream, pending, attempts, strategy, asked)
+            if isinstance(given, UpstreamResponse):
+                # Others have answered with an error of their own what this one could answer.
+                for failure in self.failures[first:]:
+                    if failure.is_unproven:
+                        failure.upstream.breaker.failed()
+                return given
+            if given is None:
+                self.lacks = is_free = True
+                continue
+            self._note(given, has_others=bool(pending))
+            is_free = given.retry is Retry.FREELY
+            if given.retry is Retry.NOWHERE or (given.retry is Retry.ELSEWHERE and is_suspect):
+                break
+            if given.retry is Retry.ELSEWHERE:
+                is_suspect = True
+                later.clear()
+            elif not is_suspect and given.can_repeat and (due := self._due(given)) is not None:
+                heapq.heappush(later, (due, len(self.failures), upstream))
+        return None
+
+    def _note(self, failure: Failure, *, has_others: bool) -> None:
+        self.failures.append(failure)
+        metrics.upstream_failures.labels(failure.upstream.label, failure.label).inc()
+        if has_others and failure.error is not None and not failure.is_left_alone:
+            log.warning("%s Trying another upstream.", failure.error)
+
+    def _may_retry(self) -> bool:
+        """Whether the request may be sent once more; if so that is counted."""
+        now = self._loop.time()
+        if self._sent_again >= self._retries.attempts or now >= self._deadline:
+            return False
+        if not self._budget.take(now, self._retries.budget):
+            return False
+        self._sent_again += 1
+        metrics.upstream_retries.inc()
+        return True
+
+    def _due(self, failure: Failure) -> float | None:
+        """When the upstream may be asked again; None if that is too late. Full jitter keeps callers apart (Brooker,
+        "Exponential Backoff And Jitter", AWS Architecture Blog, 2015).
+        """
+        count = self._pauses.get(failure.upstream, 0)
+        self._pauses[failure.upstream] = count + 1
+        retries = self._retries
+        pause = random.uniform(0, min(retries.longest_pause, 2 * retries.first_pause * 2**count))  # noqa: S311  # no secret
+        if failure.retry_after is not None:
+            if failure.retry_after > retries.longest_pause:
+                return None
+            pause += failure.retry_after
+        due = self._loop.time() + pause
+        return due if due < self._deadline else None
+
+    async def _pause_until(self, due: float) -> bool:
+        """Whether there was time for it."""
+        if due >= self._deadline:
+            return False
+        await asyncio.sleep(due - self._loop.time())
+        return True
+
+    async def _hedged(
+        self,
+        upstream: Upstream,
+        pending: deque[Upstream],
+        attempts: Sequence[Attempt],
+        strategy: Strategy | None,
+        asked: RouteRequest,
+    ) -> UpstreamResponse | Failure | None:
+        """As `_send`; if it takes long to begin, the next of the pending upstreams is asked as well."""
+        if not self._hedging.after or not pending or not self._call.is_repeatable or not attempts[0].family:
+            return await self._send(upstream, attempts, strategy, asked)
+        tasks: list[asyncio.Task[UpstreamResponse | Failure | None]] = []
+        winner: UpstreamResponse | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks.append(group.create_task(self._send(upstream, attempts, strategy, asked)))
+                await asyncio.wait(tasks, timeout=self._hedging.after)
+                if not tasks[0].done() and self._hedge_budget.take(self._loop.time(), self._hedging.share):
+                    metrics.hedged_requests.inc()
+                    tasks.append(group.create_task(self._send(pending.popleft(), attempts, strategy, asked)))
+                first = await _first_answer(tasks)
+                for task in tasks:
+                    task.cancel()
+            winner = first
+        finally:  # also answers of the turn in which all was cancelled
+            for task in tasks:
+                if (answer := _answer_of(task)) is not None and answer is not winner:
+                    answer.end()
+        if winner is not None:
+            return winner
+        results = [task.result() for task in tasks]
+        failures = [result for result in results if isinstance(result, Failure)]
+        self.lacks = self.lacks or len(failures) < len(results)
+        for failure in failures[:-1]:
+            self._note(failure, has_others=True)
+        return failures[-1] if failures else None
+
+    async def _send(
+        self, upstream: Upstream, attempts: Sequence[Attempt], strategy: Strategy | None, asked: RouteRequest
+    ) -> UpstreamResponse | Failure | None:
+        """The answer of one upstream, once it has begun; None if it lacks what every attempt needs."""
+        attempts = possible(upstream, attempts)
+        if not attempts:
+            return None
+        breaker = upstream.breaker
+        admission = breaker.admit()
+        if admission is Admission.REFUSED:
+            return _left_alone(upstream)
+        if strategy is not None:
+            strategy.sent(upstream, asked)
+        began = self._loop.time()
+        # The error of an endpoint that is not known to be lacking may be about something else in the request.
+        keeps_error = attempts[-1].needs in self._probed
+        try:
+            answer = await first_possible(upstream, attempts, lambda attempt: self._request(upstream, attempt), keeps_error)
+            if answer is None:
+                breaker.leave_trial()
+                return None
+            try:
+                failure = await self._failure_of(answer)
+            except BaseException:
+                answer.end()
+                raise
+        except UpstreamError as error:
+            return self._failure_from(upstream, error, self._loop.time() - began, admission)
+        except BaseException:
+            if admission is Admission.TRIAL:
+                breaker.leave_trial()
+            raise
+        if failure is None:
+            upstream.note_latency(self._loop.time() - began)
+            breaker.began()
+            answer.is_watched = True
+            return answer
+        if failure.is_fault:
+            breaker.failed()
+        elif admission is Admission.TRIAL:
+            breaker.leave_trial()
+        return failure if self._call.is_repeatable else answer
+
+    async def _request(self, upstream: Upstream, attempt: Attempt) -> UpstreamResponse:
+        call = self._call
+        own = {**call.own, **attempt.own}
+        if upstream.has_own_key and call.namespace:
+            own.setdefault(NAMESPACE_HEADER, call.namespace)
+        answer = await upstream.request(
+            call.method,
+            attempt.path,
+            call.headers,
+            attempt.body,
+            own,
+            attempt.dropped,
+            deadline=self._deadline,
+            priority=call.priority,
+        )
+        answer.attempt = attempt
+        return answer
+
+    async def _failure_of(self, answer: UpstreamResponse) -> Failure | None:
+        """Why the answer does not count; None if it does. Raises UpstreamError if it breaks off."""
+        upstream = answer.upstream
+        if retry := retry_of_status(answer.status):
+            wait = retry_after(answer)
+            if wait is not None and (upstream.has_own_key or is_fault(answer.status)):  # else it is the client's limit
+                upstream.busy_until = self._loop.time() + wait
+            if self._call.is_repeatable:
+                await _take_error(answer)
+            unproven = answer.status == _SERVER_ERROR
+            fault = is_fault(answer.status)
+            return Failure(upstream, retry, answer=answer, retry_after=wait, is_fault=fault, is_unproven=unproven)
+        attempt = answer.attempt
+        if answer.status != _OK or not self._call.is_repeatable or attempt is None or attempt.body is None:
+            return None
+        if answer.content_type in _HTML:
+            answer.end()
+            error = UpstreamDisconnected(f"{upstream.title} answered with a web page, as a proxy in front of it may do.")
+            return Failure(upstream, Retry.ELSEWHERE, error, is_fault=True)
+        if attempt.family and not await _is_begun(answer):
+            answer.end()
+            return Failure(upstream, Retry.ELSEWHERE, answer=answer, is_unproven=True)
+        return None
+
+    def _failure_from(
+        self, upstream: Upstream, error: UpstreamError, seconds: float, admission: Admission
+    ) -> Failure:
+        quick = seconds < _QUICK
+        if isinstance(error, DeadlineExceeded | NoUpstream):
+            if admission is Admission.TRIAL:
+                upstream.breaker.leave_trial()
+            retry = Retry.FREELY if isinstance(error, TooManyRequests) else Retry.NOWHERE
+            return Failure(upstream, retry, error, can_repeat=False)
+        unreachable = isinstance(error, UpstreamUnreachable)
+        upstream.breaker.failed(unreachable=unreachable)
+        if unreachable:
+            return Failure(upstream, Retry.FREELY, error, can_repeat=quick)
+        return Failure(upstream, Retry.ELSEWHERE if self._call.is_repeatable else Retry.NOWHERE, error)
+
+
+def _left_alone(upstream: Upstream) -> Failure:
+    seconds = upstream.breaker.remaining
+    message = f"{upstream.title} failed again and again and is left alone for {seconds:.1f} s."
+    error = NoUpstream(message, retry_after=seconds)
+    return Failure(upstream, Retry.FREELY, error, is_left_alone=True, can_repeat=False)
+
+
+async def _take_error(answer: UpstreamResponse) -> None:
+    """Hold the body of an error, and give back its connection. Raises UpstreamError."""
+    try:
+        async with asyncio.timeout(_ERROR_DEADLINE):
+            await answer.peek(_MAX_ERROR_BYTES)
+    except TimeoutError as error:
+        raise UpstreamDisconnected(f"{answer.upstream.title} did not end its error {answer.status}.") from error
+    answer.end()
+
+
+async def _is_begun(answer: UpstreamResponse) -> bool:
+    """Wait for the first bytes of an answer, or for all of a JSON text that is not long: until then another upstream can
+    take over. Whether it can be what it says. Raises UpstreamError.
+    """
+    if answer.content_type != "application/json":
+        await answer.hold(0)
+        return True
+    if not await answer.hold(_HELD_BYTES):
+        return True
+    return _is_json(answer.held)
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        _check_json(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    except RecursionError:
+        return True
+    return True
+
+
+def _answer_of(task: asyncio.Task[UpstreamResponse | Failure | None]) -> UpstreamResponse | None:
+    if not task.done() or task.cancelled() or task.exception() is not None:
+        return None
+    given = task.result()
+    return given if isinstance(given, UpstreamResponse) else None
+
+
+async def _first_answer(tasks: Sequence[asyncio.Task[UpstreamResponse | Failure | None]]) -> UpstreamResponse | None:
+    """The answer of the first task that ends with one; None if none does."""
+    waiting = set(tasks)
+    while waiting:
+        done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            if (answer := _answer_of(task)) is not None:
+                return answer
+    return None
