@@ -75,6 +75,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run_backend(words[0], words[1:])
     if words[:1] == ["eval-pairs"]:
         return _run_evaluation(words[1:])
+    if words[:1] == ["keys"]:
+        from gateway.commands.keys import run as run_keys
+
+        return run_keys(words[1:])
+    if words[:1] == ["costs"]:
+        from gateway.commands.costs import run as run_costs
+
+        return run_costs(words[1:])
+    if words[:1] == ["route"]:
+        from gateway.commands.route import main as run_route
+
+        return run_route(words[1:])
     if words[:1] == ["replay"]:
         return _run_replay(words[1:])
     parser, commands = _parsers()
@@ -197,6 +209,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     replay = commands.add_parser(
         "replay", help="show what a prefix store would have found of recorded traffic; see `keepgate replay --help`"
     )
+    keys = commands.add_parser("keys", help="virtual keys, teams and limits; see `keepgate keys --help`")
+    costs = commands.add_parser("costs", help="what answers cost and hits saved; see `keepgate costs --help`")
+    route = commands.add_parser("route", help="simulate routing strategies on a trace; see `keepgate route --help`")
     return parser, {
         "serve": serve,
         "backend": backend,
@@ -205,6 +220,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         "eval": evaluate,
         "eval-pairs": pairs,
         "replay": replay,
+        "keys": keys,
+        "costs": costs,
+        "route": route,
     }
 
 

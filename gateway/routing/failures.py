@@ -75,7 +75,9 @@ def retry_after(answer: UpstreamResponse) -> float | None:
     """The seconds of its header Retry-After (RFC 9110, section 10.2.3), a number or a date; None without a valid one."""
     text = answer.headers.get("Retry-After", "").strip()
     try:
-        seconds = float(text) if text[:1].isdigit() else email.utils.parsedate_to_datetime(text).timestamp() - time.time()
+        seconds = (
+            float(text) if text[:1].isdigit() else email.utils.parsedate_to_datetime(text).timestamp() - time.time()
+        )
     except (ValueError, TypeError, OverflowError):
         return None
     return max(0.0, seconds) if math.isfinite(seconds) else None

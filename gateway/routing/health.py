@@ -50,7 +50,9 @@ async def _fetch_models(upstream: Upstream, deadline: float) -> None:
         listed = event_json(body).get("data")
         if isinstance(listed, list):
             names = (item.get("id") for item in listed if isinstance(item, dict))
-            upstream.models = frozenset(name for name in names if isinstance(name, str)) | upstream.settings.models.keys()
+            upstream.models = (
+                frozenset(name for name in names if isinstance(name, str)) | upstream.settings.models.keys()
+            )
     except ValueError as error:
         log.debug("%s: models unknown: %s", upstream.title, error)
     except (UpstreamError, TimeoutError) as error:

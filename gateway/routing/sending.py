@@ -1,8 +1,8 @@
 """One call, sent until an upstream answers it: retries, pauses and hedges.
 
-    candidates ──► _send ──► an answer                                    → returned
-                     │  └──► Failure: FREELY, ANYWHERE, ELSEWHERE         → the next candidate at once
-                     └─────► no candidate is left: FREELY, ANYWHERE       → the same ones, after pauses
+candidates ──► _send ──► an answer                                    → returned
+                 │  └──► Failure: FREELY, ANYWHERE, ELSEWHERE         → the next candidate at once
+                 └─────► no candidate is left: FREELY, ANYWHERE       → the same ones, after pauses
 """
 
 import asyncio
@@ -75,7 +75,11 @@ class Sending:
         """Whether some upstream lacks what every form of the request needs."""
 
     async def to(
-        self, candidates: Sequence[Upstream], attempts: Sequence[Attempt], strategy: Strategy | None, asked: RouteRequest
+        self,
+        candidates: Sequence[Upstream],
+        attempts: Sequence[Attempt],
+        strategy: Strategy | None,
+        asked: RouteRequest,
     ) -> UpstreamResponse | None:
         """The answer of the first of the candidates that gives one; None if none does: `failures` say why."""
         pending = deque(candidates)
@@ -205,7 +209,9 @@ class Sending:
         # The error of an endpoint that is not known to be lacking may be about something else in the request.
         keeps_error = attempts[-1].needs in self._probed
         try:
-            answer = await first_possible(upstream, attempts, lambda attempt: self._request(upstream, attempt), keeps_error)
+            answer = await first_possible(
+                upstream, attempts, lambda attempt: self._request(upstream, attempt), keeps_error
+            )
             if answer is None:
                 breaker.leave_trial()
                 return None
@@ -266,16 +272,16 @@ class Sending:
             return None
         if answer.content_type in _HTML:
             answer.end()
-            error = UpstreamDisconnected(f"{upstream.title} answered with a web page, as a proxy in front of it may do.")
+            error = UpstreamDisconnected(
+                f"{upstream.title} answered with a web page, as a proxy in front of it may do."
+            )
             return Failure(upstream, Retry.ELSEWHERE, error, is_fault=True)
         if attempt.family and not await _is_begun(answer):
             answer.end()
             return Failure(upstream, Retry.ELSEWHERE, answer=answer, is_unproven=True)
         return None
 
-    def _failure_from(
-        self, upstream: Upstream, error: UpstreamError, seconds: float, admission: Admission
-    ) -> Failure:
+    def _failure_from(self, upstream: Upstream, error: UpstreamError, seconds: float, admission: Admission) -> Failure:
         quick = seconds < _QUICK
         if isinstance(error, DeadlineExceeded | NoUpstream):
             if admission is Admission.TRIAL:

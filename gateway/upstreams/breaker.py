@@ -1,8 +1,8 @@
 """When an upstream that fails is left alone (Nygard, "Release It!", 2nd edition, 2018, section 5.2: circuit breaker).
 
-    closed ──failures in a row──► open ──after `open_for`──► half-open ──the trial begins to answer──► closed
-                                    ▲                            │
-                                    └──the trial fails: twice as long, up to a minute
+closed ──failures in a row──► open ──after `open_for`──► half-open ──the trial begins to answer──► closed
+                                ▲                            │
+                                └──the trial fails: twice as long, up to a minute
 """
 
 import time
