@@ -26,8 +26,8 @@ from cache.stores.memory import MemoryStore
 from cache.stores.redis_store import RedisStore, open_redis_store
 from gateway.api.app_keys import ADMISSIONS, CACHE, CONVERSATIONS, EMBEDDINGS, GAUGES, PIPELINE, ROUTER, SEMANTIC
 from gateway.api.batches import BATCHES
-from gateway.api.costs import LEDGER, PRICING
-from gateway.api.keys import REGISTRY
+from gateway.api.operator.costs import LEDGER, PRICING
+from gateway.api.operator.keys import REGISTRY
 from gateway.api.stats import GaugeUpdater
 from gateway.batches.runner import RunnerOptions, open_batches
 from gateway.batches.store import BatchStore

@@ -5,23 +5,11 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway.api import (
-    admin,
-    anthropic,
-    batches,
-    costs,
-    generate,
-    handlers,
-    keys,
-    ollama,
-    page,
-    prefix_stores,
-    responses,
-    whole,
-)
+from gateway.api import anthropic, batches, generate, handlers, ollama, page, responses, whole
 from gateway.api.app_keys import SETTINGS
 from gateway.api.identification import identifying
 from gateway.api.openapi.document import openapi_handler
+from gateway.api.operator import admin, costs, keys, prefix_stores
 from gateway.http.cors import answering_preflights, marking_answers
 from gateway.http.middleware import answering_errors, mark_started
 from gateway.settings.settings import Settings
@@ -80,6 +68,8 @@ def build_application(settings: Settings, callers: Callers, parts: Mapping[web.A
             web.post("/v1/cache/prefix/{operation:lookup|pin|unpin}", prefix_stores.operate),
             web.route("*", "/v1/cache{rest:(/.*)?}", handlers.not_found),
             *keys.ROUTES,
+            web.route("*", "/v1/keys{rest:(/.*)?}", handlers.not_found),
+            web.route("*", "/v1/teams{rest:(/.*)?}", handlers.not_found),
             web.get("/v1/costs", costs.get_costs),
             *(batches.ROUTES if settings.batches.enabled else ()),
             web.route("*", "/v1/{rest:.+}", handlers.forward),

@@ -1,7 +1,7 @@
 """The operation that reports costs, which needs the admin key."""
 
-from gateway.api.costs import CostReport
 from gateway.api.openapi.operation import JSON, TEXT, Operation, Parameter
+from gateway.api.operator.costs import CostReport
 from gateway.costs.ledger import Group
 from gateway.costs.report import DIMENSIONS
 

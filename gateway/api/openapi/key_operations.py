@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from gateway.api import keys
 from gateway.api.openapi.operation import BODY_ERRORS, JSON, Operation
+from gateway.api.operator import keys
 from gateway.tenants.key_changes import KeyChanges, NewKey, Rotation, TeamLimits
 
 

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from cache.stores.redis_store import open_redis_store
 from gateway.api.app_keys import SETTINGS
-from gateway.api.costs import LEDGER, PRICING, CostReport, get_costs
+from gateway.api.operator.costs import LEDGER, PRICING, CostReport, get_costs
 from gateway.commands import costs
 from gateway.costs.ledger import Ledger
 from gateway.costs.pricing import Charge, Pricing

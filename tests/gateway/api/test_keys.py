@@ -13,8 +13,8 @@ from aiohttp import web
 
 from cache.stores.redis_store import open_redis_store
 from gateway.api.app_keys import SETTINGS
-from gateway.api.keys import REGISTRY, ROUTES
 from gateway.api.openapi.key_operations import KEY_OPERATIONS
+from gateway.api.operator.keys import REGISTRY, ROUTES
 from gateway.http.middleware import answering_errors
 from gateway.settings.fields import Secret
 from gateway.settings.settings import Settings

@@ -215,8 +215,8 @@ async def test_an_upstream_that_hangs_is_named_after_a_deadline(
 ) -> None:
     """The report names an upstream that does not answer within the deadline."""
     # The deadlines are no settings, and too long for a test.
-    monkeypatch.setattr("gateway.api.prefix_stores._REPORT_DEADLINE", 0.5)
-    monkeypatch.setattr("gateway.api.prefix_stores._OPERATION_DEADLINE", 0.5)
+    monkeypatch.setattr("gateway.api.operator.prefix_stores._REPORT_DEADLINE", 0.5)
+    monkeypatch.setattr("gateway.api.operator.prefix_stores._OPERATION_DEADLINE", 0.5)
     hanging, well = await stage.prefix(), await stage.prefix()
     hanging.hang.clear()
     client = await stage.gateway(hanging, well)

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from gateway.api.app_keys import ROUTER, SETTINGS
-from gateway.api.routing import ROUTING, describe, switch
+from gateway.api.operator.routing import ROUTING, describe, switch
 from gateway.http.middleware import answering_errors
 from gateway.routing.router import Router
 from gateway.routing.table import RoutingTable
