@@ -72,7 +72,7 @@ def is_fault(status: int) -> bool:
 
 
 def retry_after(answer: UpstreamResponse) -> float | None:
-    """The seconds of its header Retry-After (RFC 9110, section 10.2.3), a number or a date; None without a valid one."""
+    """The seconds of its Retry-After (RFC 9110, section 10.2.3), a number or a date; None without a valid one."""
     text = answer.headers.get("Retry-After", "").strip()
     try:
         seconds = (

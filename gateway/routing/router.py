@@ -112,7 +112,8 @@ class Router:
         """The answer to a call, once it has begun; `UpstreamResponse.model` says which model it is of.
 
         Until then it is sent again, to others and after pauses, as the settings allow. Where every try fails, the last
-        answer that an upstream gave is returned, an error. Raises UpstreamError if there was none: it names all failures.
+        answer that an upstream gave is returned, an error. Raises UpstreamError if there was none, and names all
+        failures.
         """
         now = asyncio.get_running_loop().time()
         options = self.options

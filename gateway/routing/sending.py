@@ -313,8 +313,8 @@ async def _take_error(answer: UpstreamResponse) -> None:
 
 
 async def _is_begun(answer: UpstreamResponse) -> bool:
-    """Wait for the first bytes of an answer, or for all of a JSON text that is not long: until then another upstream can
-    take over. Whether it can be what it says. Raises UpstreamError.
+    """Wait for the first bytes of an answer, or for all of a JSON text that is not long: until then another upstream
+    can take over. Whether it can be what it says. Raises UpstreamError.
     """
     if answer.content_type != "application/json":
         await answer.hold(0)

@@ -10,7 +10,7 @@ _WINDOW = 61.0
 
 
 class Admission:
-    """Of a caller without limits: nothing is reserved, and nothing is to be settled. A context manager, which releases."""
+    """Of a caller without limits: nothing is reserved or settled. A context manager, which releases."""
 
     @property
     def headers(self) -> dict[str, str]:

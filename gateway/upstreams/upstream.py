@@ -344,7 +344,7 @@ class Upstream:
         except QueueFull as error:
             rounds = (self.slots.waiting + 1) / (self.slots.limit or 1)
             raise TooManyRequests(
-                f"{self.title} has {self.slots.taken} requests under way and {self.slots.waiting} waiting: no more may.",
+                f"{self.title} has {self.slots.taken} requests under way and {self.slots.waiting} waiting: it is full.",
                 retry_after=min(60.0, rounds * self.latency),
             ) from error
         except TimeoutError as error:

@@ -47,7 +47,7 @@ def application(tmp_path: Path) -> web.Application:
 
 def unopened(settings: Settings) -> web.Application:
     """An application of which only the routes are used."""
-    return build_application(settings, {})
+    return build_application(settings, Callers(None, settings), {})
 
 
 class Documented:

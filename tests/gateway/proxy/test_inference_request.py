@@ -8,13 +8,14 @@ from gateway.errors import InvalidRequest
 from gateway.proxy.inference_request import InferenceRequest, parse_request
 from gateway.routing.router import Router
 from gateway.settings.settings import Settings
+from gateway.tenants.caller import Caller
 from gateway.tenants.credentials import credential
 
 HEADERS = CIMultiDictProxy(CIMultiDict({"Authorization": "Bearer a"}))
 
 
 def read(body: bytes) -> InferenceRequest:
-    return parse_request("/v1/chat/completions", "", body, HEADERS, Settings(), Router())
+    return parse_request("/v1/chat/completions", "", body, HEADERS, Caller("public", ""), Settings(), Router())
 
 
 @pytest.mark.parametrize(
