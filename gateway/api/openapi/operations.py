@@ -7,6 +7,8 @@ from gateway.api.openapi import file_schemas as files
 from gateway.api.openapi import keepgate_schemas as keepgate
 from gateway.api.openapi import ollama_schemas as ollama
 from gateway.api.openapi import openai_schemas as openai
+from gateway.api.openapi.cost_operations import COST_OPERATIONS
+from gateway.api.openapi.key_operations import KEY_OPERATIONS
 from gateway.api.openapi.operation import (
     ANYTHING,
     BODY_ERRORS,
@@ -110,6 +112,8 @@ _STORES: dict[str, Any] = {
 }
 
 OPERATIONS: dict[tuple[str, str], Operation] = {
+    **KEY_OPERATIONS,
+    **COST_OPERATIONS,
     ("POST", "/v1/chat/completions"): _prompt(
         "OpenAI",
         "Answer a chat",
@@ -363,5 +367,7 @@ IN_WORDS = {
     "/v1/{rest}": "Any other request under /v1 is relayed to an upstream as it is, whatever its method, and never"
     " cached. Its answer is the upstream's, with `x-keepgate-cache: bypass`.",
     "/v1/cache{rest}": "Nothing under /v1/cache is relayed: what is not described here is 404.",
+    "/v1/keys{rest}": "Nor is anything under /v1/keys.",
+    "/v1/teams{rest}": "Nor is anything under /v1/teams.",
 }
 """Routes for every method, which have no operations of their own."""

@@ -17,6 +17,7 @@ from gateway.api.openapi.operation import JSON
 from gateway.api.openapi.operations import IN_WORDS, OPERATIONS
 from gateway.processes.routes import build_application
 from gateway.settings.settings import BatchSettings, Settings
+from gateway.tenants.callers import Callers
 from gateway.upstreams.mock import MockUpstream, Reply
 from tests.gateway.client import CHAT, COMPLETIONS, Answer, Client, chat
 from tests.gateway.conftest import LIMIT, Stage
