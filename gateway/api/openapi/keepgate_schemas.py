@@ -223,21 +223,18 @@ class DeletedEntry(Struct, kw_only=True):
 
 
 class Purged(Struct, kw_only=True):
-    purged: Literal["all", "namespace", "model"]
+    """A purge, or with `tenant` what was stored of a tenant and what a last look still found."""
+
+    purged: Literal["all", "namespace", "model"] | UnsetType = UNSET
     namespace: str | UnsetType = UNSET
     model: str | UnsetType = UNSET
-
-
-class Erased(Struct, kw_only=True):
-    """What was stored of a tenant, and what a last look still found."""
-
-    erased: Literal["tenant"]
-    tenant: str
-    found: int
-    removed: int
-    remaining: int
-    seconds: float
-    verified: bool
+    erased: Literal["tenant"] | UnsetType = UNSET
+    tenant: str | UnsetType = UNSET
+    found: int | UnsetType = UNSET
+    removed: int | UnsetType = UNSET
+    remaining: int | UnsetType = UNSET
+    seconds: float | UnsetType = UNSET
+    verified: bool | UnsetType = UNSET
 
 
 class PromptOfStore(Struct, kw_only=True):

@@ -319,7 +319,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("DELETE", "/v1/cache"): _own(
         "Inspection",
         "Purge everything, a namespace, or a model; or erase a tenant",
-        keepgate.Purged | keepgate.Erased,
+        keepgate.Purged,
         (400, 503),
         operator=True,
         query=(
