@@ -36,13 +36,20 @@ class Usage(NamedTuple):
     completion_tokens: int
 
 
-class _Text:
-    """A string that arrives in pieces; joined once, so that a long answer costs linear time."""
+class Text:
+    """A string that arrives in pieces, in time and memory linear in its length."""
 
-    __slots__ = ("pieces",)
+    __slots__ = ("_utf8",)
 
     def __init__(self, first: str) -> None:
-        self.pieces = [first] if first else []
+        self._utf8 = bytearray()
+        self.add(first)
+
+    def add(self, piece: str) -> None:
+        self._utf8 += piece.encode("utf-8", "surrogatepass")
+
+    def __str__(self) -> str:
+        return self._utf8.decode("utf-8", "surrogatepass")
 
 
 class _Items(list[Any]):
@@ -123,6 +130,22 @@ class StreamAssembler:
             else:
                 _merge(known, {field: value})
 
+    def text_of(self, chunk: Json) -> tuple[str, Text] | None:
+        """The text that a chunk has added to the answer, and where it went, if its text is all that it has added.
+
+        A chunk that differs from this one in the text alone, and comes next, adds that and nothing else.
+        """
+        choices = chunk["choices"]
+        delta = choices[0].get("delta") if len(choices) == 1 else None
+        if not isinstance(delta, dict) or len(delta) != 1:
+            return None
+        ((field, text),) = delta.items()
+        if not isinstance(text, str) or field in _WHOLE_STRINGS or field == "name":
+            return None
+        if any(value is not None for name, value in choices[0].items() if name not in ("index", "delta")):
+            return None
+        return text, self._choices[choices[0].get("index", 0)]["message"][field]
+
     def response(self) -> Json:
         """The response object so far, in the form of one that was not streamed. Raises UnstorableAnswer."""
         response = dict(self._response)
@@ -152,10 +175,10 @@ def _merge(known: Json, news: Json) -> None:
             if value or not isinstance(before, str):  # some servers repeat the field without its value
                 known[field] = value
         elif isinstance(value, str):
-            if not isinstance(before, _Text):
-                known[field] = _Text(value)
-            elif value and not (field == "name" and before.pieces == [value]):  # some servers repeat the name
-                before.pieces.append(value)
+            if not isinstance(before, Text):
+                known[field] = Text(value)
+            elif value and not (field == "name" and str(before) == value):  # some servers repeat the name
+                before.add(value)
         elif isinstance(value, dict):
             if not isinstance(before, dict):
                 before = known[field] = {}
@@ -185,8 +208,8 @@ def _extend(known: Json, field: str, news: Any) -> None:
 
 
 def _joined(value: Any) -> Any:
-    if isinstance(value, _Text):
-        return "".join(value.pieces)
+    if isinstance(value, Text):
+        return str(value)
     if isinstance(value, dict):
         return {field: _joined(item) for field, item in value.items()}
     if isinstance(value, list):

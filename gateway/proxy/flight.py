@@ -8,6 +8,10 @@ subscriber leaves before that.
                     ▲       ▲   ▲
     subscribers:     slow    │   first (all caught up)
                             joined late, replaying
+
+While a client keeps up, the flight's task writes to it as chunks arrive. A client that does not, or has joined late, is
+written to by its own task until it has caught up. Events of a stream that all have read are kept compressed for those
+who join later.
 """
 
 import asyncio
@@ -15,6 +19,7 @@ import functools
 import logging
 import time
 import traceback
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
 from multidict import CIMultiDict
@@ -22,9 +27,10 @@ from multidict import CIMultiDict
 from cache.errors import UnstorableAnswer
 from gateway.errors import GatewayError, InternalError, UpstreamError
 from gateway.http.background_tasks import BackgroundTasks
+from gateway.http.response_writer import ResponseWriter
 from gateway.http.sse import EVENT_STREAM, EventSplitter, LineSplitter
 from gateway.proxy.inference_request import USAGE_OF_STREAMS
-from gateway.proxy.recorder import Recording, record_response, recorder_of
+from gateway.proxy.recorder import Recording, has_usage_alone, record_response, recorder_of
 from gateway.surfaces.openai import CHAT
 from gateway.surfaces.registry import BY_FAMILY
 from gateway.surfaces.surface import AnswerForm
@@ -36,20 +42,45 @@ _LARGE_BODY = 2**18
 # For the end of a connection after the end of what it carried.
 _TRAILER_TIMEOUT = 1.0
 
+# Events that have been read are compressed when they are this share of the stream, or at least and at most these bytes.
+_PACKED_SHARE = 16
+_LEAST_PACKED = 2**12
+_MOST_PACKED = 2**16
 
 _NO_USAGE = b',"usage":null'
 
 
-class Chunk(bytes):
-    """Bytes of a body. An event that carries only usage (`usage_only`) goes only to clients that asked for usage."""
+class UsageChunk(bytes):
+    """An event that carries only usage: it goes only to clients that asked for usage."""
 
     __slots__ = ()
-    usage_only = False
 
 
-class UsageChunk(Chunk):
-    __slots__ = ()
-    usage_only = True
+class _Signal:
+    """asyncio.Event without the queue of waiters, which takes most of a kilobyte while it is empty."""
+
+    __slots__ = ("_waiters", "is_set")
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def set(self) -> None:
+        self.is_set = True
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait(self) -> None:
+        """Return at once if it is set, else when it has been set, though it may have been cleared since."""
+        if self.is_set:
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.remove(waiter)
 
 
 class Flight:
@@ -64,14 +95,16 @@ class Flight:
         self._choices = choices
         self._asks_usage = asks_usage
         self._keep_bytes = keep_bytes
-        self._chunks: list[Chunk] = []
+        self._chunks: list[bytes] = []
         self._first = 0  # number of the chunk at _chunks[0]
-        self._size = 0
+        self._size = self._loose = 0  # bytes in all, and in _chunks
+        # Events before those in _chunks, by the number of the first: that of the next, and their bytes.
+        self._packed: dict[int, tuple[int, bytes]] = {}
         self._subscribers: set[Subscriber] = set()
-        self._drained = asyncio.Event()
-        self._started = asyncio.Event()
-        self._settled = asyncio.Event()  # finished, or known to be too long to wait for
-        self._finished = asyncio.Event()
+        self._drained = _Signal()
+        self._started = _Signal()
+        self._settled = _Signal()  # finished, or known to be too long to wait for
+        self._finished = _Signal()
         self._began = time.monotonic()
         self.task: asyncio.Task[None] | None = None
         self.background = False
@@ -99,7 +132,7 @@ class Flight:
 
     @property
     def finished(self) -> bool:
-        return self._finished.is_set()
+        return self._finished.is_set
 
     @property
     def joinable(self) -> bool:
@@ -127,7 +160,8 @@ class Flight:
             self._started.set()
             self._settled.set()
             self._finished.set()
-            self._wake_all()
+            for subscriber in self._subscribers:
+                subscriber.wake.set()
 
     def _start(self, answer: UpstreamResponse) -> None:
         self.first_byte_seconds = self.seconds
@@ -147,18 +181,27 @@ class Flight:
             async with asyncio.timeout(None) as rest:
                 async for data in answer.chunks():
                     for event in splitter.feed(data):
-                        is_usage = not self.oversized and recorder.add(event)
-                        await self._add(UsageChunk(event) if is_usage and self._asks_usage else Chunk(event))
+                        if self.oversized:
+                            is_usage = self._asks_usage and has_usage_alone(event)
+                        else:
+                            is_usage = recorder.add(event) and self._asks_usage
+                        self._append(UsageChunk(event) if is_usage else event)
                     if len(splitter) > self._keep_bytes:  # an event without an end is not buffered without limit
-                        await self._add(Chunk(splitter.flush()))
+                        self._append(splitter.flush())
                     if recorder.done and not self.complete:
                         self.complete = True
                         rest.reschedule(asyncio.get_running_loop().time() + _TRAILER_TIMEOUT)
+                    self._announce()
+                    if self.oversized:
+                        await self._wait_for_slowest()
+                    elif self._loose > min(max(_LEAST_PACKED, self._size // _PACKED_SHARE), _MOST_PACKED):
+                        self._pack()
         except (UpstreamError, TimeoutError):
             if not recorder.done:  # else the answer is complete, however the connection ends
                 raise
         if splitter.rest:
-            await self._add(Chunk(splitter.rest))
+            self._append(splitter.rest)
+            self._announce()
         if splitter.rest.strip():
             self.unstorable = "the stream ended within an event"
         elif not self.oversized:
@@ -166,7 +209,10 @@ class Flight:
 
     async def _take_body(self, answer: UpstreamResponse) -> None:
         async for data in answer.chunks():
-            await self._add(Chunk(data))
+            self._append(data)
+            self._announce()
+            if self.oversized:
+                await self._wait_for_slowest()
         self.complete = True
         if self.status == 200 and not self.oversized:
             body = b"".join(self._chunks)
@@ -179,28 +225,42 @@ class Flight:
         except UnstorableAnswer as reason:
             self.unstorable = str(reason)
 
-    async def _add(self, chunk: Chunk) -> None:
+    def _append(self, chunk: bytes) -> None:
         self._chunks.append(chunk)
         self._size += len(chunk)
-        for subscriber in self._subscribers:
-            subscriber.wake.set()
-        if self._size > self._keep_bytes:
+        self._loose += len(chunk)
+        if self._size > self._keep_bytes and not self.oversized:
             self.oversized = True
             self.unstorable = f"the answer is longer than {self._keep_bytes} bytes"
             self._settled.set()
-            await self._wait_for_slowest()
+
+    def _announce(self) -> None:
+        for subscriber in self._subscribers:
+            subscriber.hear()
 
     async def _wait_for_slowest(self) -> None:
         end = self._first + len(self._chunks)
         while any(subscriber.reads and subscriber.position < end for subscriber in self._subscribers):
-            self._drained.clear()
+            self._drained.is_set = False
             await self._drained.wait()
         self._chunks.clear()
+        self._packed.clear()
         self._first = end
 
-    def _wake_all(self) -> None:
-        for subscriber in self._subscribers:
-            subscriber.wake.set()
+    def _pack(self) -> None:
+        """Compress the events that all subscribers have read: they repeat one another, and take a twentieth then."""
+        end = self._first + len(self._chunks)
+        read = min((subscriber.position for subscriber in self._subscribers if subscriber.reads), default=end)
+        if read - self._first <= len(self._chunks) // 2:  # few at a time would be large again
+            return
+        events = self._chunks[: read - self._first]
+        if any(isinstance(event, UsageChunk) for event in events):
+            return
+        data = b"".join(events)
+        self._packed[self._first] = (read, zlib.compress(data, 1))
+        self._loose -= len(data)
+        del self._chunks[: len(events)]
+        self._first = read
 
     def subscribe(self) -> "Subscriber":
         return Subscriber(self)
@@ -213,7 +273,9 @@ class Subscriber:
         self.flight = flight
         self.position = 0
         self.reads = True
-        self.wake = asyncio.Event()
+        self.wake = _Signal()
+        self._with_usage = False
+        self._writer: ResponseWriter | None = None  # while it has everything, and this subscriber's task waits
 
     def __enter__(self) -> "Subscriber":
         self.flight._subscribers.add(self)
@@ -246,22 +308,62 @@ class Subscriber:
 
         Raises the GatewayError that ended the flight early, after everything that came before it.
         """
-        flight = self.flight
-        while True:
-            news = flight._chunks[self.position - flight._first :]
-            if news:
-                self.position += len(news)
-                flight._drained.set()
-                data = b"".join(chunk for chunk in news if with_usage or not chunk.usage_only)
-                # Servers that are asked for usage put a null into every chunk. In a string the quotes would be escaped.
-                yield data if with_usage or not flight._asks_usage else data.replace(_NO_USAGE, b"")
-            elif flight.finished:
-                if flight.error:
-                    raise flight.error
-                return
+        self._with_usage = with_usage
+        while not (self._has_all and self.flight.finished):
+            if self._has_all:
+                await self._wait()
             else:
-                self.wake.clear()
-                await self.wake.wait()
+                yield self._take()
+        if self.flight.error:
+            raise self.flight.error
+
+    async def send_to(self, writer: ResponseWriter, with_usage: bool) -> None:
+        """Write what `chunks` gives, in the task of the flight while the client keeps up. Raises what both raise."""
+        self._with_usage = with_usage
+        while not (self._has_all and self.flight.finished):
+            if self._has_all:
+                self._writer = writer
+                try:
+                    await self._wait()
+                finally:
+                    self._writer = None
+            elif data := self._take():
+                await writer.send(data)
+        if self.flight.error:
+            raise self.flight.error
+
+    def hear(self) -> None:
+        """Write new chunks to the client, or wake its task if that would have to wait for the client."""
+        if self._writer is not None:
+            position, data = self.position, self._take()
+            if not data or self._writer.offer(data):
+                return
+            self.position = position
+        self.wake.set()
+
+    @property
+    def _has_all(self) -> bool:
+        """All that has arrived so far."""
+        return self.position == self.flight._first + len(self.flight._chunks)
+
+    def _take(self) -> bytes:
+        flight = self.flight
+        if self.position < flight._first:
+            self.position, packed = flight._packed[self.position]
+            news = [zlib.decompress(packed)]
+        else:
+            news = flight._chunks[self.position - flight._first :]
+            self.position += len(news)
+        flight._drained.set()
+        if self._with_usage:
+            return news[0] if len(news) == 1 else b"".join(news)
+        data = b"".join([chunk for chunk in news if type(chunk) is not UsageChunk])
+        # Servers that are asked for usage put a null into every chunk. In a string the quotes would be escaped.
+        return data.replace(_NO_USAGE, b"") if flight._asks_usage else data
+
+    async def _wait(self) -> None:
+        self.wake.is_set = False
+        await self.wake.wait()
 
     async def body(self) -> bytes | None:
         """The whole body; None if it is too long to be held and has to be read in chunks.

@@ -1,10 +1,11 @@
 """Assembles an upstream's answer as it is relayed, and decides at its end whether it may be stored."""
 
+import re
 from typing import Any
 
 import msgspec
 
-from cache.entries.answer import StreamAssembler, Usage, check_complete, usage_of
+from cache.entries.answer import StreamAssembler, Text, Usage, check_complete, usage_of
 from cache.errors import UnstorableAnswer
 from gateway.http.sse import event_data, event_json
 from gateway.surfaces.surface import AnswerForm, Json, Surface
@@ -12,6 +13,11 @@ from gateway.surfaces.usage import PromptCacheTokens, prompt_cache_tokens
 from gateway.surfaces.whole import WholeEndpoint
 
 _encode = msgspec.json.Encoder().encode
+_decode_text = msgspec.json.Decoder(str).decode
+# An event of one line in which the only field of the delta is a text. Unescaped quotes stand in no JSON string, so
+# `"delta":` is a key.
+_TEXT_EVENT = re.compile(rb'(data: \{.*"delta": ?\{ ?"[^"\\]+": ?")((?:[^"\\]|\\.)*+)(" ?\}.*\}\n\n)')
+_ATTEMPTS = 8
 
 
 class Recording(msgspec.Struct, frozen=True):
@@ -25,6 +31,49 @@ class Recording(msgspec.Struct, frozen=True):
     prompt_cache: PromptCacheTokens | None
 
 
+class _TextFrame:
+    """The bytes of an event around its text. The next event mostly has the same ones: then only its text is decoded.
+
+    Decoding it whole and merging its fields would take ten times as long, and change nothing but the text.
+    """
+
+    __slots__ = ("_after", "_assembler", "_attempts", "_before", "_text")
+
+    def __init__(self, assembler: StreamAssembler) -> None:
+        self._assembler = assembler
+        self._attempts = _ATTEMPTS  # to learn a frame, since the last that was of use
+        self._before = self._after = b""
+        self._text: Text | None = None
+
+    def takes(self, event: bytes) -> bool:
+        """Whether the event has this frame; its text has then been added."""
+        if self._text is None or not (event.startswith(self._before) and event.endswith(self._after)):
+            return False
+        try:
+            # With its quotes. Where the two overlap, these are no JSON.
+            text = _decode_text(event[len(self._before) - 1 : len(event) - len(self._after) + 1])
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return False
+        self._text.add(text)
+        self._attempts = _ATTEMPTS
+        return True
+
+    def forget(self) -> None:
+        self._text = None
+
+    def learn(self, event: bytes, chunk: Json) -> None:
+        """Take the frame of an event that the assembler has just taken in, if it is one of a text alone."""
+        self.forget()
+        if not self._attempts:
+            return
+        self._attempts -= 1
+        found = _TEXT_EVENT.fullmatch(event)
+        if found is None or event.count(b'"delta"') != 1 or (text := self._assembler.text_of(chunk)) is None:
+            return
+        if _decode_text(b'"%b"' % found[2]) == text[0]:
+            self._before, self._after, self._text = found[1], found[3], text[1]
+
+
 class StreamRecorder:
     """Records a streamed answer; `choices` is the number requested."""
 
@@ -33,14 +82,18 @@ class StreamRecorder:
         self._assembler = StreamAssembler()
         self._fault: str | None = None
         self._done = False
+        self._frame = _TextFrame(self._assembler)
 
     def add(self, event: bytes) -> bool:
         """Take in one whole event; True when it carries usage and nothing else."""
+        if self._frame.takes(event):
+            return False
         data = event_data(event)
         if not data or self._fault or self._done:
             return False
         if data == b"[DONE]":
             self._done = True
+            self._frame.forget()
             return False
         try:
             chunk = event_json(data)
@@ -48,6 +101,7 @@ class StreamRecorder:
         except (ValueError, UnstorableAnswer) as error:
             self._fault = str(error)
             return False
+        self._frame.learn(event, chunk)
         return not chunk["choices"] and bool(chunk.get("usage"))
 
     @property
@@ -86,6 +140,17 @@ class AssemblerRecorder:
         """Raises UnstorableAnswer, saying why, when the answer is not whole."""
         answer = self._assembler.answer()
         return _checked(_encode(answer), self._surface.chat_answer(answer), 1, answer)
+
+
+def has_usage_alone(event: bytes) -> bool:
+    """Whether an event of chat completions carries usage and nothing else."""
+    if b'"usage"' not in event:
+        return False
+    try:
+        chunk = event_json(event_data(event))
+    except ValueError:
+        return False
+    return chunk.get("choices") == [] and bool(chunk.get("usage"))
 
 
 def recorder_of(form: AnswerForm, choices: int) -> StreamRecorder | AssemblerRecorder:

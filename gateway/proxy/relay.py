@@ -91,8 +91,7 @@ class Relay:
         await response.prepare(request)
         writer = ResponseWriter(request, response, self._timeout)
         try:
-            async for chunk in subscriber.chunks(with_usage=inference.include_usage):
-                await writer.send(chunk)
+            await subscriber.send_to(writer, with_usage=inference.include_usage)
         except GatewayError as error:
             if not subscriber.flight.is_stream:
                 raise  # a JSON body has no place for an error: it is cut, so that no client takes it for complete
