@@ -1,6 +1,6 @@
 """What a miss costs on top of the upstream: every request distinct, Redis on, 32 connections."""
 
-from benchmarks.harness.measurement import Figure, Row, Target
+from benchmarks.harness.measurement import RATIO, Figure, Row, Target
 from benchmarks.harness.processes import Server, bare_relay, cores, gateway, upstream
 from benchmarks.harness.request_bodies import distinct_parts
 from benchmarks.harness.wrk import DistinctRequests, Run, load
@@ -53,14 +53,24 @@ async def _compare(
         pairs.append((direct, through))
     beside = tuple(_in_numbers(direct, through) for direct, through in pairs)
     name = f"upstream of {service_time * 1e3:g} ms, about {_CONNECTIONS / (service_time + pause / 2):.0f} requests/s"
-    targets = (Target("most", 1.0), Target("most", 5.0)) if is_target else (None, None)
+    targets = (
+        (Target("most", 1.0), Target("most", 5.0), Target("most", 1.5), Target("most", 2.0), Target("most", 0.8))
+        if is_target
+        else (None,) * 5
+    )
     p50 = tuple((through.p50 - direct.p50) * 1e3 for direct, through in pairs)
     p99 = tuple((through.p99 - direct.p99) * 1e3 for direct, through in pairs)
     copying = tuple((copy.p50 - direct.p50) * 1e3 for copy, (direct, _) in zip(copied, pairs, strict=True))
+    ratios = tuple(ours / its for ours, its in zip(p50, copying, strict=True))
+    more = tuple((through.p99 - copy.p99) * 1e3 for copy, (_, through) in zip(copied, pairs, strict=True))
+    cpu = tuple(through.cpu_per_request * 1e3 for _, through in pairs)
     return [
         Row(what=f"p50, {name}", unit="ms", rounds=p50, target=targets[0], beside=beside),
         Row(what=f"p99, {name}", unit="ms", rounds=p99, target=targets[1]),
         Row(what=f"p50 of the handler that only copies, {name}", unit="ms", rounds=copying),
+        Row(what=f"p50, against that handler, {name}", unit=RATIO, rounds=ratios, target=targets[2]),
+        Row(what=f"p99, more than that handler, {name}", unit="ms", rounds=more, target=targets[3]),
+        Row(what=f"CPU time of a miss, {name}", unit="ms", rounds=cpu, target=targets[4]),
     ]
 
 

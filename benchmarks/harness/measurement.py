@@ -17,6 +17,7 @@ FIGURES = {
     "surface_hits": "gateway.surface_hits",
     "miss_latency": "gateway.miss_latency",
     "relay_cpu": "gateway.relay_cpu",
+    "streams": "gateway.streams",
     "frozen_redis": "gateway.frozen_redis",
     "decode": "engine.decode",
     "quality": "engine.quality",

@@ -177,6 +177,16 @@ async def upstream(*, service_time: float = 0.0, chunks: int = 64, pause: float 
 
 
 @asynccontextmanager
+async def stream_load() -> AsyncIterator[Server]:
+    """The upstream and clients of `benchmarks/harness/stream_load.py`, on the core of the load."""
+    port = free_port()
+    async with server(
+        [sys.executable, "-m", "benchmarks.harness.stream_load", str(port)], port, cores().load
+    ) as started:
+        yield started
+
+
+@asynccontextmanager
 async def bare_server(answer: Path, content_type: str = "application/json") -> AsyncIterator[Server]:
     """The reference of `benchmarks/harness/bare_server.py`, which answers everything with the bytes of a file."""
     port = free_port()
