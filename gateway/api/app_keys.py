@@ -10,11 +10,13 @@ from gateway.proxy.conversations import ConversationKeeper
 from gateway.proxy.embeddings import Embeddings
 from gateway.proxy.semantic_lookup import SemanticLookup
 from gateway.routing.router import Router
+from gateway.routing.table import RoutingTable
 from gateway.settings.settings import Settings
 
 SETTINGS = web.AppKey("settings", Settings)
 CACHE = web.AppKey("cache", ExactCache)
 SEMANTIC = web.AppKey("semantic", SemanticLookup)
+ROUTING = web.AppKey("routing", RoutingTable)
 ROUTER = web.AppKey("router", Router)
 PIPELINE = web.AppKey("pipeline", Pipeline)
 EMBEDDINGS = web.AppKey("embeddings", Embeddings)

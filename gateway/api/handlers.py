@@ -12,7 +12,17 @@ from multidict import CIMultiDictProxy
 from cache.errors import StoreUnavailable
 from gateway import metrics
 from gateway.api.anthropic import model_info, models_page
-from gateway.api.app_keys import ADMISSIONS, CONVERSATIONS, EMBEDDINGS, GAUGES, PIPELINE, ROUTER, SEMANTIC, SETTINGS
+from gateway.api.app_keys import (
+    ADMISSIONS,
+    CONVERSATIONS,
+    EMBEDDINGS,
+    GAUGES,
+    PIPELINE,
+    ROUTER,
+    ROUTING,
+    SEMANTIC,
+    SETTINGS,
+)
 from gateway.errors import CacheUnavailable, NotFound, UpstreamDisconnected, UpstreamError, UpstreamTimeout, refusal
 from gateway.http.body import read_body
 from gateway.http.response_writer import ResponseWriter
@@ -20,11 +30,11 @@ from gateway.http.sse import event_json
 from gateway.proxy import conversations
 from gateway.proxy.embeddings import parse_embeddings
 from gateway.proxy.inference_request import parse_request
+from gateway.proxy.model_names import resolved
 from gateway.routing.call import RouteCall
 from gateway.surfaces.registry import PROBED_PATHS
 from gateway.surfaces.surface import Json
 from gateway.tenants.caller import CALLER
-from gateway.tenants.policies import check_model
 from gateway.upstreams.upstream import Attempt, Upstream
 
 _encode = msgspec.json.Encoder().encode
@@ -49,6 +59,7 @@ async def answer(request: web.Request) -> web.StreamResponse:
         request[CALLER],
         settings,
         request.app[ROUTER],
+        request.app[ROUTING].models,
     )
     if request.path == conversations.PATH:
         read = functools.partial(read, conversation=await _conversation(request, body))
@@ -69,7 +80,9 @@ async def embed(request: web.Request) -> web.StreamResponse:
     settings = request.app[SETTINGS]
     body = await read_body(request, settings.max_body, settings.timeouts.client)
     path, caller = request.rel_url.raw_path_qs, request[CALLER]
-    read = functools.partial(parse_embeddings, path, body, request.headers, caller, settings.cache)
+    read = functools.partial(
+        parse_embeddings, path, body, request.headers, caller, settings.cache, request.app[ROUTING].models
+    )
     asked = await asyncio.to_thread(read) if len(body) > LARGE_BODY else read()
     return await forward(request) if asked is None else await request.app[EMBEDDINGS].answer(asked)
 
@@ -135,7 +148,7 @@ async def forward(request: web.Request) -> web.StreamResponse:
     model = request.match_info.get("model") or _model_named_in(body)
     caller = request[CALLER]
     if model is not None:
-        check_model(caller, model)
+        model = resolved(request.app[ROUTING].models, model, {}, request.headers, caller).model
     path = request.rel_url.raw_path_qs
     call = RouteCall(
         method=request.method,

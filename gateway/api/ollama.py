@@ -5,7 +5,7 @@ import time
 import msgspec
 from aiohttp import web
 
-from gateway.api.app_keys import EMBEDDINGS, ROUTER, SETTINGS
+from gateway.api.app_keys import EMBEDDINGS, ROUTER, ROUTING, SETTINGS
 from gateway.api.handlers import answer, listed_models
 from gateway.errors import GatewayError, InvalidRequest, NotFound, UpstreamDisconnected, refusal
 from gateway.http.body import read_body
@@ -43,7 +43,9 @@ async def embed(request: web.Request) -> web.Response:
     asked = embeddings.embed_request(request.path, fields)
     sent = {name: value for name, value in asked.fields.items() if name not in asked.ignored} | {"model": model}
     settings = request.app[SETTINGS]
-    parsed = parse_embeddings(PATH, _encode(sent), request.headers, request[CALLER], settings.cache)
+    parsed = parse_embeddings(
+        PATH, _encode(sent), request.headers, request[CALLER], settings.cache, request.app[ROUTING].models
+    )
     if parsed is None:
         raise InvalidRequest("'input' must be text or a list of texts, and not empty.", param="input")
     reply = await request.app[EMBEDDINGS].answer(parsed)

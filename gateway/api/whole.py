@@ -5,7 +5,7 @@ import functools
 
 from aiohttp import web
 
-from gateway.api.app_keys import PIPELINE, SETTINGS
+from gateway.api.app_keys import PIPELINE, ROUTING, SETTINGS
 from gateway.api.handlers import LARGE_BODY, forward
 from gateway.errors import InvalidRequest
 from gateway.http.body import read_body
@@ -33,5 +33,8 @@ async def answer(request: web.Request) -> web.StreamResponse:
         return await forward(request)
     query = request.raw_path.partition("?")[2]
     return await request.app[PIPELINE].answer(
-        request, parse_whole(asked, request.path, query, body, request.headers, request[CALLER], settings)
+        request,
+        parse_whole(
+            asked, request.path, query, body, request.headers, request[CALLER], settings, request.app[ROUTING].models
+        ),
     )

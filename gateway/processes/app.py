@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
-from msgspec.structs import replace
 from yarl import URL
 
 from cache.errors import StoreUnavailable
@@ -24,7 +23,17 @@ from cache.semantic.client import SemanticClient
 from cache.stores.conversations import Conversations
 from cache.stores.memory import MemoryStore
 from cache.stores.redis_store import RedisStore, open_redis_store
-from gateway.api.app_keys import ADMISSIONS, CACHE, CONVERSATIONS, EMBEDDINGS, GAUGES, PIPELINE, ROUTER, SEMANTIC
+from gateway.api.app_keys import (
+    ADMISSIONS,
+    CACHE,
+    CONVERSATIONS,
+    EMBEDDINGS,
+    GAUGES,
+    PIPELINE,
+    ROUTER,
+    ROUTING,
+    SEMANTIC,
+)
 from gateway.api.batches import BATCHES
 from gateway.api.operator.costs import LEDGER, PRICING
 from gateway.api.operator.keys import REGISTRY
@@ -40,6 +49,7 @@ from gateway.pipeline import Pipeline
 from gateway.processes.embedded_store import embedded_store
 from gateway.processes.routes import build_application
 from gateway.processes.semantic_service import semantic_service
+from gateway.processes.upstream_set import UpstreamSet, open_upstreams
 from gateway.proxy.admissions import Admissions
 from gateway.proxy.conversations import ConversationKeeper
 from gateway.proxy.embeddings import Embeddings
@@ -56,41 +66,16 @@ from gateway.settings.encryption_keys import encryption_of
 from gateway.settings.fields import SettingsError
 from gateway.settings.reloading import reloaded
 from gateway.settings.settings import Settings
-from gateway.settings.upstreams import UpstreamSettings
-from gateway.surfaces.registry import PROBED_PATHS
 from gateway.tenants.callers import Callers
 from gateway.tenants.key_registry import KeyRegistry
 from gateway.tenants.limiter import Limiter, open_limiter
 from gateway.upstreams.connection import ConnectionPool, open_connections
-from gateway.upstreams.mock import MockUpstream, load_script
-from gateway.upstreams.upstream import Upstream
 
 # Entries stay an hour beyond their lifetime, for requests that say max-stale.
 _KEPT_FOR_MAX_STALE = 3600.0
 _GAUGE_SECONDS = 1.0
 # For a client that has sent no request, or only part of its head; longer than common load balancers keep theirs.
 _IDLE_CONNECTION_SECONDS = 75.0
-
-
-class MockServers:
-    """The `mock:` upstreams, which this process serves: one for each script, until the gateway ends."""
-
-    def __init__(self, stack: contextlib.AsyncExitStack) -> None:
-        self._stack = stack
-        self._urls: dict[str, str] = {}
-
-    async def served(self, servers: Sequence[UpstreamSettings]) -> list[UpstreamSettings]:
-        """The upstreams, with the address at which each mock is served. Raises SettingsError for a bad script."""
-        return [replace(server, url=await self._url(server.url)) for server in servers]
-
-    async def _url(self, url: str) -> str:
-        if not url.startswith("mock:"):
-            return url
-        if url not in self._urls:
-            script = url.removeprefix("mock:")
-            mock = MockUpstream(load_script(Path(script)) if script else ())
-            self._urls[url] = (await self._stack.enter_async_context(mock.serving())).url
-        return self._urls[url]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +86,13 @@ class Parts:
     cache: ExactCache
     semantic: SemanticLookup
     connections: ConnectionPool
-    router: Router
+    upstreams: UpstreamSet
     flights: FlightTable
     conversations: ConversationKeeper
     batches: BatchStore
     tasks: BackgroundTasks
     hits: HitCounter
     gauges: GaugeUpdater
-    mocks: MockServers
-    configured: list[tuple[UpstreamSettings, Upstream]]
     callers: Callers
     limiter: Limiter
     registry: KeyRegistry | None
@@ -149,7 +132,7 @@ class Gateway:
 
     @property
     def router(self) -> Router:
-        return self._parts.router
+        return self._parts.upstreams.router
 
     @property
     def cache(self) -> ExactCache:
@@ -166,9 +149,8 @@ class Gateway:
         settings cannot be applied: then nothing has changed.
         """
         settings, waiting = reloaded(self.settings, wanted)
-        servers = await self._parts.mocks.served(settings.servers)
+        await self._parts.upstreams.apply(settings)
         await _use(self._server, settings, self._parts)
-        _take_over(self._parts, settings, servers)
         logging.getLogger().setLevel(settings.log_level.upper())
         self.settings = settings
         return waiting
@@ -198,7 +180,7 @@ async def _open_parts(settings: Settings, semantic_socket: Path | None) -> Async
         _redis(settings, redis_url) as redis,
         _semantic_client(settings, redis_url, semantic_socket) as semantic_client,
         open_connections(settings.timeouts.connect) as connections,
-        mock_servers() as mocks,
+        open_upstreams(settings, connections, redis) as upstreams,
         open_limiter(redis, settings.keys) as limiter,
         open_ledger(redis, settings.costs.keep) as ledger,
         background_tasks() as tasks,
@@ -207,7 +189,6 @@ async def _open_parts(settings: Settings, semantic_socket: Path | None) -> Async
         cache = ExactCache(MemoryStore(settings.cache.memory), redis, keep_stale)
         with contextlib.suppress(StoreUnavailable):  # follow_purges reads it later
             await cache.sync_purges()
-        router = Router(probed=PROBED_PATHS)
         flights = FlightTable(tasks)
         hits = HitCounter()
         parts = Parts(
@@ -215,23 +196,19 @@ async def _open_parts(settings: Settings, semantic_socket: Path | None) -> Async
             cache=cache,
             semantic=SemanticLookup(semantic_client, cache, settings, tasks),
             connections=connections,
-            router=router,
+            upstreams=upstreams,
             flights=flights,
             conversations=ConversationKeeper(Conversations(redis, settings.responses_ttl)),
             batches=BatchStore(settings.state_path(), settings.batches.max_file),
             tasks=tasks,
             hits=hits,
             gauges=GaugeUpdater(cache, flights, hits),
-            mocks=mocks,
-            configured=[],
             callers=Callers(redis, settings),
             limiter=limiter,
             registry=None if redis is None else KeyRegistry(redis),
             ledger=ledger,
         )
-        _take_over(parts, settings, await mocks.served(settings.servers))
         tasks.keep(cache.follow_purges)
-        tasks.keep(router.check_forever)
         tasks.keep(ledger.flush_forever)
         if settings.keys.required:
             tasks.keep(parts.callers.follow)
@@ -241,25 +218,13 @@ async def _open_parts(settings: Settings, semantic_socket: Path | None) -> Async
         yield parts
 
 
-def _take_over(parts: Parts, settings: Settings, servers: Sequence[UpstreamSettings]) -> None:
-    """Route further requests as the settings say. An upstream whose settings are the same stays as it is."""
-    kept: list[tuple[UpstreamSettings, Upstream]] = []
-    for server in servers:
-        known = next((pair for pair in parts.configured if pair[0] == server), None)
-        kept.append(known or (server, Upstream(server.url, parts.connections, settings.timeouts)))
-    for pair in parts.configured:
-        if pair not in kept:
-            parts.router.remove(pair[1])
-    for pair in kept:
-        if pair not in parts.configured:
-            parts.router.add(pair[1])
-    parts.configured[:] = kept
-
-
 async def _use(server: HttpServer, settings: Settings, parts: Parts) -> None:
     """Let the server answer further requests as the settings say, on connections that are open as well."""
+    router = parts.upstreams.router
     lookup = Lookup(parts.cache, settings.cache)
-    pricing = Pricing(settings.costs, [(pair[1].name, pair[0]) for pair in parts.configured], settings.workers)
+    pricing = Pricing(
+        settings.costs, [(upstream.name, upstream.settings) for upstream in router.upstreams], settings.workers
+    )
     varies = settings.cache.sampled == "variants" or settings.cache.regenerate > 0
     admissions = Admissions(parts.limiter)
     pipeline = Pipeline(
@@ -271,9 +236,9 @@ async def _use(server: HttpServer, settings: Settings, parts: Parts) -> None:
             parts.cache,
             parts.semantic,
             parts.flights,
-            parts.router,
+            router,
             settings.cache,
-            _prompt_caches(settings, parts.router),
+            _prompt_caches(settings, router),
         ),
         Relay(lookup, parts.conversations, settings.timeouts.client),
     )
@@ -287,9 +252,10 @@ async def _use(server: HttpServer, settings: Settings, parts: Parts) -> None:
             **({REGISTRY: parts.registry} if parts.registry is not None else {}),
             CACHE: parts.cache,
             SEMANTIC: parts.semantic,
-            ROUTER: parts.router,
+            ROUTER: router,
+            ROUTING: parts.upstreams.table,
             PIPELINE: pipeline,
-            EMBEDDINGS: Embeddings(parts.cache, parts.router, parts.tasks, settings.cache),
+            EMBEDDINGS: Embeddings(parts.cache, router, parts.tasks, settings.cache),
             CONVERSATIONS: parts.conversations,
             GAUGES: parts.gauges,
             BATCHES: parts.batches,
@@ -360,12 +326,6 @@ async def _semantic_client(
             socket = await stack.enter_async_context(semantic_service(settings, redis_url))
         assert socket is not None  # noqa: S101  # it is on
         yield SemanticClient(socket, settings.semantic.deadline)
-
-
-@asynccontextmanager
-async def mock_servers() -> AsyncIterator[MockServers]:
-    async with contextlib.AsyncExitStack() as stack:
-        yield MockServers(stack)
 
 
 @asynccontextmanager

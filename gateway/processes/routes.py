@@ -9,7 +9,7 @@ from gateway.api import anthropic, batches, generate, handlers, ollama, page, re
 from gateway.api.app_keys import SETTINGS
 from gateway.api.identification import identifying
 from gateway.api.openapi.document import openapi_handler
-from gateway.api.operator import admin, costs, keys, prefix_stores
+from gateway.api.operator import admin, costs, keys, prefix_stores, routing
 from gateway.http.cors import answering_preflights, marking_answers
 from gateway.http.middleware import answering_errors, mark_started
 from gateway.settings.settings import Settings
@@ -71,6 +71,8 @@ def build_application(settings: Settings, callers: Callers, parts: Mapping[web.A
             web.route("*", "/v1/keys{rest:(/.*)?}", handlers.not_found),
             web.route("*", "/v1/teams{rest:(/.*)?}", handlers.not_found),
             web.get("/v1/costs", costs.get_costs),
+            web.get("/v1/routing", routing.describe),
+            web.put("/v1/routing/{model:.+}", routing.switch),
             *(batches.ROUTES if settings.batches.enabled else ()),
             web.route("*", "/v1/{rest:.+}", handlers.forward),
             web.get("/", page.show),

@@ -22,12 +22,15 @@ from gateway.http.background_tasks import BackgroundTasks
 from gateway.http.cache_control import CacheControl, parse_cache_control
 from gateway.http.json_object import decode_object
 from gateway.proxy.lookup import count_lookup
+from gateway.proxy.model_names import resolved
 from gateway.routing.call import RouteCall
+from gateway.routing.models import ModelTable
 from gateway.routing.router import Router
 from gateway.settings.cache import CacheSettings
 from gateway.tenants.caller import Caller
 from gateway.tenants.credentials import answer_headers
-from gateway.tenants.policies import check_model, reads_cache, writes_cache
+from gateway.tenants.policies import reads_cache, writes_cache
+from gateway.upstreams.identity import with_own_model
 from gateway.upstreams.upstream import Attempt
 
 PATH = "/v1/embeddings"
@@ -84,7 +87,7 @@ class _Stored(msgspec.Struct):
 
 
 def parse_embeddings(
-    path: str, body: bytes, headers: CIMultiDictProxy[str], caller: Caller, settings: CacheSettings
+    path: str, body: bytes, headers: CIMultiDictProxy[str], caller: Caller, settings: CacheSettings, models: ModelTable
 ) -> EmbeddingsRequest | None:
     """Parse a request body; None if it has no model or no inputs in OpenAI's form, which is for the upstream to judge.
 
@@ -97,7 +100,9 @@ def parse_embeddings(
         return None
     if not all(isinstance(item, str) or _are_tokens(item) for item in inputs):
         return None
-    check_model(caller, model)
+    chosen = resolved(models, model, {}, headers, caller).model
+    if chosen != model:
+        body, model, fields = with_own_model(body, {model: chosen}), chosen, {**fields, "model": chosen}
     family = "embeddings" + answer_headers(headers, settings.key_headers)
     common = {name: value for name, value in fields.items() if name != "input"}
     try:

@@ -19,6 +19,8 @@ from cache.semantic.question import Question, question_of
 from gateway.errors import InvalidRequest
 from gateway.http.cache_control import CacheControl, parse_cache_control
 from gateway.http.json_object import decode_object
+from gateway.proxy.model_names import resolved
+from gateway.routing.models import ModelTable
 from gateway.routing.router import Router
 from gateway.settings.settings import Settings
 from gateway.surfaces.breakpoints import CACHE_CONTROL, without_breakpoints
@@ -30,7 +32,8 @@ from gateway.surfaces.surface import AnswerForm, ChatRequest, Json, StreamedForm
 from gateway.surfaces.whole import WholeRequest
 from gateway.tenants.caller import Caller
 from gateway.tenants.credentials import OTHER_HEADERS, answer_headers, bearer
-from gateway.tenants.policies import check_model, priority_for
+from gateway.tenants.policies import priority_for
+from gateway.upstreams.identity import with_own_model
 from gateway.upstreams.upstream import PRIORITY_HEADER, REUSE_HEADER, Attempt
 
 MAX_RISK_HEADER = "x-keepgate-max-risk"
@@ -70,6 +73,8 @@ class InferenceRequest:
     question: Question | None
     max_risk: float
     reuse: str
+    fallbacks: tuple[str, ...] = ()
+    """Models that answer when no upstream of `model` does, in this order."""
     conversation: Sequence[Json] = ()
     """What a client of the Responses API refers to by `previous_response_id`, if it is kept here."""
 
@@ -99,6 +104,11 @@ class InferenceRequest:
         else:
             form = "stream"
         return f"{self.family} {form}{self.asked.echo_digest}"
+
+    def for_model(self, model: str) -> "InferenceRequest":
+        """The same request for another model."""
+        asked = replace(self.asked, fields={**self.asked.fields, "model": model})
+        return replace(self, model=model, asked=asked, body=with_own_model(self.body, {self.model: model}))
 
     def attempts(self, ask_usage: bool) -> list[Attempt]:
         """The forms in which the upstream may be asked, in the order of preference."""
@@ -182,6 +192,7 @@ def parse_request(
     caller: Caller,
     settings: Settings,
     router: Router,
+    models: ModelTable,
     conversation: Sequence[Json] | None = None,
 ) -> InferenceRequest:
     """Parse a request body. Raises InvalidRequest, naming the field, and ModelNotAllowed.
@@ -207,7 +218,12 @@ def parse_request(
             fields = asked.fields
         else:
             asked = _chat_request(path, fields)
-        check_model(caller, model)
+        chosen = resolved(models, model, fields, headers, caller)
+        if chosen.model != model:
+            body = with_own_model(body, {model: chosen.model})
+            model = chosen.model
+            asked = replace(asked, fields={**fields, "model": model})
+            fields = asked.fields
         target = _TARGETS[asked.path]
         scope = f"{target}?{query}" if query else target
         is_translated = isinstance(surface, TranslatedForm) and not (
@@ -239,6 +255,7 @@ def parse_request(
         question=question if question and len(question.text) <= MAX_TEXT and len(model) <= MAX_MODEL else None,
         max_risk=_max_risk(headers),
         reuse=_reuse(headers, target),
+        fallbacks=chosen.fallbacks,
         conversation=conversation or (),
     )
 
@@ -256,9 +273,13 @@ def parse_whole(
     headers: CIMultiDictProxy[str],
     caller: Caller,
     settings: Settings,
+    models: ModelTable,
 ) -> InferenceRequest:
     """A request that is answered whole, for the pipeline. Raises InvalidRequest and ModelNotAllowed."""
-    check_model(caller, asked.model)
+    model = resolved(models, asked.model, asked.fields, headers, caller).model
+    if model != asked.model and "model" in asked.fields:
+        body = with_own_model(body, {asked.model: model})
+        asked = replace(asked, model=model, fields={**asked.fields, "model": model})
     scope = f"{asked.endpoint.family} {path}?{query}" + answer_headers(headers, settings.cache.key_headers)
     try:
         key = request_key(caller.namespace, scope, asked.fields)

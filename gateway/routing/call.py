@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from gateway.errors import GatewayError
+from gateway.routing.strategy import UNKNOWN
 from gateway.upstreams.upstream import NO_HEADERS, Attempt
 
 Form = tuple[str | None, Sequence[Attempt]]
@@ -25,6 +26,8 @@ class RouteCall(Struct, frozen=True, kw_only=True):
     namespace: str = ""
     """Names the tenant to an upstream that is sent the operator's credential in place of the client's."""
     blocks: tuple[int, ...] = ()
+    """As in `RouteRequest`."""
+    held: Mapping[str, float] = UNKNOWN
     """As in `RouteRequest`."""
     priority: int = 0
     """Lower numbers come first in the queue of an upstream."""

@@ -84,6 +84,14 @@ class ModelTable:
             targets.update(map(self._unaliased, (*model.variants.values(), *model.fallbacks)))
         return sorted(targets - set(listed) - set(self._settings.models))
 
+    def unaliased(self, name: str) -> str:
+        """The model that a client's name stands for, without its variant."""
+        return self._named(name)[0]
+
+    def has_rules(self, model: str) -> bool:
+        """Whether rules choose a variant of the model."""
+        return bool(self.settings(model).rules)
+
     def _named(self, model: str) -> tuple[str, str | None]:
         """The model and the variant that a client's name says."""
         if model in self._aliases or model in self._settings.models:

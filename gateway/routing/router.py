@@ -22,6 +22,8 @@ _TOTAL_SECONDS = 3600.0
 
 StrategyOf = Callable[[str | None], Strategy | None]
 """The strategy for a model; None for the least busy upstream."""
+UpstreamsOf = Callable[[str | None], Sequence[str]]
+"""The names of the upstreams that a model is restricted to; () for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class RouterOptions:
     health: HealthSettings = HealthSettings()  # noqa: RUF009
     total: float = _TOTAL_SECONDS
     strategy_of: StrategyOf = lambda model: None
+    upstreams_of: UpstreamsOf = lambda model: ()
 
 
 class Router:
@@ -101,7 +104,7 @@ class Router:
 
         Raises NoUpstream when there is none at all, and NotFound when none has the model.
         """
-        having = [u for u in self._upstreams if model is None or u.models is None or model in u.models]
+        having = [u for u in self._allowed(model) if model is None or u.models is None or model in u.models]
         if not self._upstreams:
             raise NoUpstream(_NONE_YET)
         if not having:
@@ -126,7 +129,7 @@ class Router:
         forms: list[Form] = [(call.model, call.attempts), *call.fallbacks]
         for number, (model, attempts) in enumerate(forms):
             strategy = options.strategy_of(model)
-            asked = RouteRequest(model or "", call.blocks)
+            asked = RouteRequest(model or "", call.blocks, call.held)
             answer = await sending.to(self._ordered(model, strategy, asked), attempts, strategy, asked)
             if answer is not None:
                 answer.model = model
@@ -140,10 +143,10 @@ class Router:
     def _ordered(self, model: str | None, strategy: Strategy | None, asked: RouteRequest) -> list[Upstream]:
         if not self._upstreams:
             raise NoUpstream(_NONE_YET)
-        usable = [u for u in self._upstreams if model is not None and u.models is not None and model in u.models]
-        usable = usable or self._upstreams
+        allowed = self._allowed(model)
+        usable = [u for u in allowed if model is not None and u.models is not None and model in u.models] or allowed
         if len(usable) == 1:
-            return list(usable)
+            return list(usable) if strategy is None else strategy.order(usable, asked)
         now = usable[0].loop.time()
 
         def rank(upstream: Upstream) -> tuple[bool, bool, bool, float]:
@@ -160,8 +163,18 @@ class Router:
         ordered: list[Upstream] = []
         for _, group in groupby(sorted(usable, key=rank), rank):
             equal = list(group)
-            ordered += strategy.order(equal, asked) if len(equal) > 1 else equal
+            ordered += strategy.order(equal, asked)
         return ordered
+
+    def _allowed(self, model: str | None) -> Sequence[Upstream]:
+        """Raises NoUpstream where the settings restrict the model to upstreams that are not there."""
+        names = self.options.upstreams_of(model)
+        if not names:
+            return self._upstreams
+        allowed = [upstream for upstream in self._upstreams if upstream.name in names]
+        if not allowed:
+            raise NoUpstream(f"None of the upstreams of {model!r} is there: {', '.join(names)}.")
+        return allowed
 
     async def check_forever(self) -> None:
         """Check every upstream again and again, each on its own; runs for as long as the router is used."""

@@ -21,7 +21,7 @@ class RoutingTable:
 
     def __init__(self, settings: Settings, history: PrefixHistory | None = None) -> None:
         """Raises SettingsError for names in `routing` that do not go together."""
-        self.history = history or PrefixHistory(_blocks_of_each(settings))
+        self.history = history or PrefixHistory(blocks_of_each(settings))
         self._loaded = LoadedModels()
         self._switched: dict[str, StrategyName] = {}
         self._strategies: OrderedDict[str, Strategy] = OrderedDict()
@@ -37,9 +37,13 @@ class RoutingTable:
         self._settings = settings.routing
         self._switched.clear()
         self._strategies.clear()
-        self.history.resize(_blocks_of_each(settings))
+        self.history.resize(blocks_of_each(settings))
         if settings.servers:
             self.history.keep_only(map(upstream_name, settings.servers))
+
+    def upstreams(self, model: str | None) -> tuple[str, ...]:
+        """The names of the upstreams that a model is restricted to; () for all."""
+        return self.models.upstreams(model)
 
     def name_of(self, model: str) -> StrategyName:
         """The name of a model's strategy."""
@@ -78,5 +82,6 @@ class RoutingTable:
             yield model, self.name_of(model)
 
 
-def _blocks_of_each(settings: Settings) -> int:
+def blocks_of_each(settings: Settings) -> int:
+    """How many blocks of a prompt are remembered for each upstream."""
     return max(1, settings.routing.prefix_blocks // max(1, len(settings.servers)))

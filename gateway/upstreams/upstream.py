@@ -247,6 +247,10 @@ class Upstream:
         self.lacks: set[str] = set()
         """What it has shown not to have, by the names of `Attempt.needs`."""
 
+    def read_api_key(self) -> None:
+        """Read the credential again, which may have been replaced. Raises SettingsError if it is not there."""
+        self._key = api_key(self.settings)
+
     @property
     def state(self) -> Literal["up", "half-open", "down"]:
         """`down` while it is left alone, cannot be reached or fails its health checks; `half-open` while one request

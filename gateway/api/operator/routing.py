@@ -6,15 +6,12 @@ import msgspec
 from aiohttp import web
 
 from gateway.api.access import require_operator
-from gateway.api.app_keys import ROUTER, SETTINGS
+from gateway.api.app_keys import ROUTER, ROUTING, SETTINGS
 from gateway.errors import InvalidRequest
 from gateway.http.body import read_body
 from gateway.http.json_object import decode_object
 from gateway.routing.strategies.registry import STRATEGIES
-from gateway.routing.table import RoutingTable
 from gateway.upstreams.upstream import Upstream
-
-ROUTING = web.AppKey("routing", RoutingTable)
 
 _encode = msgspec.json.Encoder().encode
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from gateway.http.background_tasks import BackgroundTasks
@@ -74,25 +74,34 @@ class PrefixViews:
         return found
 
 
-def follow_events(upstreams: Sequence[Upstream], tasks: BackgroundTasks) -> Mapping[str, EngineBlocks]:
-    """Begins to follow the events of the upstreams with the setting `kv_events`; their blocks by their names.
+class EventFollower:
+    """Follows the KV cache events of the upstreams with the setting `kv_events`. `blocks` are theirs, by their names."""
 
-    Raises SettingsError where the extra is not installed.
-    """
-    return dict(_followed(upstreams, tasks))
+    def __init__(self, tasks: BackgroundTasks) -> None:
+        self._tasks = tasks
+        self._following: dict[Upstream, asyncio.Task[None]] = {}
+        self.blocks: dict[str, EngineBlocks] = {}
 
+    def check(self, upstreams: Sequence[Upstream]) -> None:
+        """Raises SettingsError where an upstream publishes events and the extra is not installed."""
+        for upstream in upstreams:
+            if upstream.settings.kv_events is not None and importlib.util.find_spec("zmq") is None:
+                raise SettingsError(
+                    f"upstreams: {upstream.name}: kv_events: not installed; install the extra: pip install"
+                    " 'keepgate[kv-events]'"
+                )
 
-def _followed(upstreams: Sequence[Upstream], tasks: BackgroundTasks) -> Iterator[tuple[str, EngineBlocks]]:
-    for upstream in upstreams:
-        if (address := upstream.settings.kv_events) is None:
-            continue
-        if importlib.util.find_spec("zmq") is None:
-            raise SettingsError(
-                f"upstreams: {upstream.name}: kv_events: not installed; install the extra: pip install"
-                " 'keepgate[kv-events]'"
-            )
-        from gateway.routing.prefixes.kv_subscription import Subscription  # pyzmq, only where it is needed
+    def follow(self, upstreams: Sequence[Upstream]) -> None:
+        """Follow these, and no others any longer."""
+        for former in [upstream for upstream in self._following if upstream not in upstreams]:
+            self._following.pop(former).cancel()
+            self.blocks.pop(former.name, None)
+        for upstream in upstreams:
+            address = upstream.settings.kv_events
+            if address is None or upstream in self._following:
+                continue
+            from gateway.routing.prefixes.kv_subscription import Subscription  # pyzmq, only where it is needed
 
-        subscription = Subscription(address)
-        tasks.keep(subscription.follow)
-        yield upstream.name, subscription.blocks
+            subscription = Subscription(address)
+            self._following[upstream] = self._tasks.keep(subscription.follow)
+            self.blocks[upstream.name] = subscription.blocks
