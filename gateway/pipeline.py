@@ -12,9 +12,10 @@ from cache.entries.key import Key
 from cache.entries.outcomes import Bypass, Hit
 from cache.semantic.messages import LookupHit
 from gateway.errors import NotCached, UpstreamError
-from gateway.proxy.admissions import Admissions
 from gateway.proxy.inference_request import InferenceRequest
 from gateway.proxy.lookup import REGENERATE, Lookup
+from gateway.proxy.metering.accounting import Accounting
+from gateway.proxy.metering.admissions import Admissions
 from gateway.proxy.relay import Relay
 from gateway.proxy.replay import Replay
 from gateway.proxy.semantic_lookup import NO_QUERY, SemanticLookup
@@ -27,6 +28,7 @@ class Pipeline:
     def __init__(
         self,
         admissions: Admissions,
+        accounting: Accounting,
         lookup: Lookup,
         semantic: SemanticLookup,
         replay: Replay,
@@ -34,6 +36,7 @@ class Pipeline:
         relay: Relay,
     ) -> None:
         self._admissions = admissions
+        self._accounting = accounting
         self._lookup = lookup
         self._semantic = semantic
         self._replay = replay
@@ -73,6 +76,9 @@ class Pipeline:
                     if stale_if_error_hit := self._lookup.stale_if_error_hit(inference, outcome):
                         return await self._replay.answer(request, inference, stale_if_error_hit, "stale-if-error")
                     raise
+                finally:
+                    if joined:
+                        self._accounting.joined(inference, flight)
 
     async def _serve_exact_hit(
         self, request: web.BaseRequest, inference: InferenceRequest, key: Key, hit: Hit

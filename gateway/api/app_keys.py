@@ -5,9 +5,9 @@ from aiohttp import web
 from cache.exact import ExactCache
 from gateway.api.stats import GaugeUpdater
 from gateway.pipeline import Pipeline
-from gateway.proxy.admissions import Admissions
 from gateway.proxy.conversations import ConversationKeeper
 from gateway.proxy.embeddings import Embeddings
+from gateway.proxy.metering.admissions import Admissions
 from gateway.proxy.semantic_lookup import SemanticLookup
 from gateway.routing.router import Router
 from gateway.routing.table import RoutingTable

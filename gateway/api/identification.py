@@ -14,7 +14,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # What says nothing of any tenant.
 _OPEN = frozenset({"/", "/health", "/ready", "/metrics", "/openapi.json"})
 # What an operator uses, whose key is no virtual key; handlers that also serve tenants ask for the caller themselves.
-_OPERATORS = ("/v1/cache", "/v1/keys", "/v1/teams", "/v1/costs", "/v1/routing")
+_OPERATORS = frozenset({"cache", "keys", "teams", "costs", "routing"})
 
 
 def identifying(callers: Callers) -> Middleware:
@@ -23,13 +23,18 @@ def identifying(callers: Callers) -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path not in _OPEN and CALLER not in request:
-            if request.path.startswith(_OPERATORS):
+            if _first_part(request.path) in _OPERATORS:
                 await _identify_tenant(request, callers)
             else:
                 request[CALLER] = await callers.identify(request.headers)
         return await handler(request)
 
     return middleware
+
+
+def _first_part(path: str) -> str:
+    """The first part of a path below /v1."""
+    return path.removeprefix("/v1/").partition("/")[0] if path.startswith("/v1/") else ""
 
 
 async def _identify_tenant(request: web.Request, callers: Callers) -> None:

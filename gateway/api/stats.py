@@ -7,6 +7,7 @@ from typing import Any
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
 from gateway import metrics
+from gateway.costs.pricing import Pricing
 from gateway.proxy.flight import FlightTable
 from gateway.proxy.semantic_lookup import SemanticLookup
 
@@ -137,9 +138,13 @@ class GaugeUpdater:
         self._cache = cache
         self._flights = flights
         self._hits = hits
+        self.pricing: Pricing | None = None
+        """Whose machines have a figure."""
 
     def refresh(self) -> None:
         self._hits.flush()
+        if self.pricing is not None:
+            self.pricing.refresh()
         memory, redis = self._cache.memory, self._cache.redis
         metrics.memory_entries.set(len(memory))
         metrics.memory_bytes.set(memory.size)

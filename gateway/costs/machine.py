@@ -7,8 +7,7 @@ has used V(b) - V(a) seconds of the machine, so each event costs O(1), and all s
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 _HOUR = 3600.0
 _WINDOW = 600.0
@@ -16,13 +15,13 @@ _SLOT = 10.0
 
 
 class MachineShare:
-    """A request's part of the machine; `cost` is known when the request has ended, `tokens` is set by then."""
+    """A request's part of the machine; `cost` is known when the request has ended."""
 
-    __slots__ = ("cost", "tokens")
+    __slots__ = ("begun", "cost")
 
-    def __init__(self) -> None:
+    def __init__(self, begun: float) -> None:
+        self.begun = begun
         self.cost = 0.0
-        self.tokens = 0
 
 
 class Machine:
@@ -40,22 +39,23 @@ class Machine:
         self._seen = clock()
         self._slots: deque[list[float]] = deque()  # [begin, busy seconds, tokens], of the last ten minutes
 
-    @contextmanager
-    def running(self) -> Iterator[MachineShare]:
-        """The time of one request, however it ends."""
-        share = MachineShare()
+    def begin(self) -> MachineShare:
+        """A request begins, which `end` must be told the end of, however it ends."""
         self._advance()
         self._running += 1
-        begun = self._virtual
-        try:
-            yield share
-        finally:
-            self._advance()
-            share.cost = (self._virtual - begun) * self.price_per_hour / _HOUR
-            self._slot()[2] += share.tokens
-            self._running -= 1
-            if not self._running:
-                self._virtual = 0.0  # nobody refers to it, and small numbers are precise
+        return MachineShare(self._virtual)
+
+    def end(self, share: MachineShare) -> None:
+        """The request has ended: its cost is known."""
+        self._advance()
+        share.cost = (self._virtual - share.begun) * self.price_per_hour / _HOUR
+        self._running -= 1
+        if not self._running:
+            self._virtual = 0.0  # nobody refers to it, and small numbers are precise
+
+    def count(self, tokens: int) -> None:
+        """The tokens of a prompt and its answer, for `throughput`."""
+        self._slot()[2] += tokens
 
     def throughput(self) -> tuple[int, float]:
         """(tokens, busy seconds) of the last ten minutes."""

@@ -1,6 +1,7 @@
 """What an answer is charged: its cost, and what the same request would have cost again."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import msgspec
 
@@ -13,6 +14,19 @@ from gateway.settings.operations import CostSettings
 from gateway.settings.upstreams import UpstreamSettings
 
 _MAX_KNOWN = 10_000
+
+
+class Source(Protocol):
+    """An upstream, as far as it costs."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def settings(self) -> UpstreamSettings: ...
+
+    @property
+    def machine(self) -> Machine | None: ...
 
 
 class Charge(msgspec.Struct, frozen=True, gc=False):
@@ -39,17 +53,24 @@ class Charge(msgspec.Struct, frozen=True, gc=False):
 
 
 class Pricing:
-    """Charges answers. Machines that are paid by the hour have a meter here."""
+    """Charges answers."""
 
-    def __init__(self, settings: CostSettings, upstreams: Iterable[tuple[str, UpstreamSettings]], workers: int) -> None:
-        """`upstreams` with their names; `workers` are the processes that share the machines."""
+    def __init__(self, settings: CostSettings, sources: Callable[[], Iterable[Source]]) -> None:
+        """`sources` gives the upstreams of the moment."""
         self._table = PriceTable(published_prices(), settings.prices)
         self._known: dict[tuple[str, str], tuple[Price | None, str]] = {}
-        self.machines = {
-            name: Machine(upstream.price_per_hour / workers)
-            for name, upstream in upstreams
-            if upstream.price_per_hour is not None
-        }
+        self._sources = sources
+
+    @property
+    def machines(self) -> dict[str, Machine]:
+        """Those that are paid by the hour, by the names of their upstreams."""
+        return {source.name: source.machine for source in self._sources() if source.machine is not None}
+
+    def estimate(self, model: str, prompt_tokens: int, output_tokens: int) -> float:
+        """What an answer costs at most at the prices of any upstream; 0 where none has a price."""
+        usage = TokenUsage(prompt_tokens, output_tokens)
+        costs = (self._costs(each.name, each.settings, model, usage, None)[0] for each in self._sources())
+        return max((cost for cost in costs if cost is not None), default=0.0)
 
     def charge(
         self,

@@ -50,12 +50,13 @@ from gateway.processes.embedded_store import embedded_store
 from gateway.processes.routes import build_application
 from gateway.processes.semantic_service import semantic_service
 from gateway.processes.upstream_set import UpstreamSet, open_upstreams
-from gateway.proxy.admissions import Admissions
 from gateway.proxy.conversations import ConversationKeeper
 from gateway.proxy.embeddings import Embeddings
 from gateway.proxy.fast_path import FastPath
 from gateway.proxy.flight import FlightTable
 from gateway.proxy.lookup import Lookup
+from gateway.proxy.metering.accounting import Accounting
+from gateway.proxy.metering.admissions import Admissions
 from gateway.proxy.prompt_caches.planner import PromptCachePlanner
 from gateway.proxy.relay import Relay
 from gateway.proxy.replay import Replay
@@ -222,16 +223,17 @@ async def _use(server: HttpServer, settings: Settings, parts: Parts) -> None:
     """Let the server answer further requests as the settings say, on connections that are open as well."""
     router = parts.upstreams.router
     lookup = Lookup(parts.cache, settings.cache)
-    pricing = Pricing(
-        settings.costs, [(upstream.name, upstream.settings) for upstream in router.upstreams], settings.workers
-    )
+    pricing = Pricing(settings.costs, lambda: router.upstreams)
+    accounting = Accounting(parts.hits, parts.ledger, pricing if settings.costs.enabled else None)
+    parts.gauges.pricing = pricing
     varies = settings.cache.sampled == "variants" or settings.cache.regenerate > 0
-    admissions = Admissions(parts.limiter)
+    admissions = Admissions(parts.limiter, accounting)
     pipeline = Pipeline(
         admissions,
+        accounting,
         lookup,
         parts.semantic,
-        Replay(parts.cache, parts.conversations, parts.hits, varies=varies),
+        Replay(parts.cache, parts.conversations, accounting, varies=varies),
         SingleFlight(
             parts.cache,
             parts.semantic,
@@ -239,6 +241,9 @@ async def _use(server: HttpServer, settings: Settings, parts: Parts) -> None:
             router,
             settings.cache,
             _prompt_caches(settings, router),
+            parts.upstreams.table,
+            parts.upstreams.views,
+            accounting,
         ),
         Relay(lookup, parts.conversations, settings.timeouts.client),
     )
@@ -266,7 +271,7 @@ async def _use(server: HttpServer, settings: Settings, parts: Parts) -> None:
     assert runner.server is not None  # noqa: S101  # setup() has made it
     server.use(
         runner.server,
-        lambda handler: FastPath(handler, parts.cache, parts.callers, parts.limiter, settings, parts.hits),
+        lambda handler: FastPath(handler, parts.cache, parts.callers, parts.limiter, settings, accounting),
     )
 
 

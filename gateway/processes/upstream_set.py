@@ -84,7 +84,14 @@ class UpstreamSet:
         self._settings = settings
 
     def _made(self, server: UpstreamSettings, settings: Settings) -> Upstream:
-        return Upstream(server.url, self._connections, settings.timeouts, settings=server, breaker=settings.breaker)
+        return Upstream(
+            server.url,
+            self._connections,
+            settings.timeouts,
+            settings=server,
+            breaker=settings.breaker,
+            workers=settings.workers,
+        )
 
     async def _url(self, url: str) -> str:
         """The address of an upstream; a `mock:` one is served by this process, until the gateway ends."""

@@ -18,8 +18,8 @@ from gateway import metrics
 from gateway.errors import GatewayError
 from gateway.http.body import read_body
 from gateway.http.server import Handler
-from gateway.metrics import HitCounter
 from gateway.proxy.inference_request import MAX_RISK_HEADER
+from gateway.proxy.metering.accounting import Accounting
 from gateway.proxy.response_headers import hit_headers, whole_response
 from gateway.settings.settings import Settings
 from gateway.surfaces.registry import BY_PATH, error_response
@@ -43,7 +43,7 @@ class FastPath:
         callers: Callers,
         limiter: Limiter,
         settings: Settings,
-        hits: HitCounter,
+        accounting: Accounting,
     ) -> None:
         self._application = application
         self._cache = cache
@@ -55,7 +55,7 @@ class FastPath:
         self._timeout = settings.timeouts.client
         # Secret, so that no client can construct two requests with one digest.
         self._seed = secrets.randbits(64)
-        self._hits = hits
+        self._accounting = accounting
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         surface = BY_PATH.get(request.path)
@@ -77,7 +77,7 @@ class FastPath:
             request[RAW_DIGEST] = digest
             return await self._application(request)
         slot, form, age = found
-        self._hits.count_from_memory(surface.family, slot.entry)
+        self._accounting.hit_from_memory(surface.family, slot.entry, caller)
         return whole_response(request, hit_headers(slot.entry, age, form, "exact"), slot.forms[form])
 
     def _find(self, digest: bytes, caller: Caller) -> tuple[Slot, str, float] | None:

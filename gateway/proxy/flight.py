@@ -25,6 +25,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from multidict import CIMultiDict
 
 from cache.errors import UnstorableAnswer
+from gateway.costs.machine import MachineShare
+from gateway.costs.pricing import Charge
 from gateway.errors import GatewayError, InternalError, UpstreamError
 from gateway.http.background_tasks import BackgroundTasks
 from gateway.http.response_writer import ResponseWriter
@@ -34,7 +36,7 @@ from gateway.proxy.recorder import Recording, has_usage_alone, record_response, 
 from gateway.surfaces.openai import CHAT
 from gateway.surfaces.registry import BY_FAMILY
 from gateway.surfaces.surface import AnswerForm
-from gateway.upstreams.upstream import UpstreamResponse
+from gateway.upstreams.upstream import Upstream, UpstreamResponse
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +114,12 @@ class Flight:
         self.abandoned = False
         self.complete = False  # the body is complete; only the end of the connection is still to come
         self.upstream = ""  # its label in the metrics
+        self.source: Upstream | None = None
+        self.share: MachineShare | None = None
+        self.model: str | None = None
+        """Which model answers: a fallback, or the one that was asked for."""
+        self.charge: Charge | None = None
+        """What it cost, once it has finished."""
         self.status = 0
         self.headers: CIMultiDict[str] = CIMultiDict()
         self.form: AnswerForm = CHAT
@@ -166,6 +174,9 @@ class Flight:
     def _start(self, answer: UpstreamResponse) -> None:
         self.first_byte_seconds = self.seconds
         self.upstream = answer.upstream.label
+        self.source = answer.upstream
+        self.share = answer.share
+        self.model = answer.model
         self.status = answer.status
         self.headers = answer.headers
         if answer.attempt is not None:

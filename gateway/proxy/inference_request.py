@@ -34,12 +34,13 @@ from gateway.tenants.caller import Caller
 from gateway.tenants.credentials import OTHER_HEADERS, answer_headers, bearer
 from gateway.tenants.policies import priority_for
 from gateway.upstreams.identity import with_own_model
-from gateway.upstreams.upstream import PRIORITY_HEADER, REUSE_HEADER, Attempt
+from gateway.upstreams.upstream import PRIORITY_HEADER, REUSE_HEADER, TIMEOUT_HEADER, Attempt
 
 MAX_RISK_HEADER = "x-keepgate-max-risk"
 USAGE_OF_STREAMS = "stream_options"
 """What an upstream lacks that refuses to be asked for the usage of a stream."""
 
+MAX_TIMEOUT = 86_400.0
 # Lower numbers come first, as with vLLM; what says nothing has 0.
 _BATCH_PRIORITY = 100
 # The next turn of a chat begins with the whole conversation so far; a completion has no next turn.
@@ -73,6 +74,10 @@ class InferenceRequest:
     question: Question | None
     max_risk: float
     reuse: str
+    timeout: float | None = None
+    """Seconds that the client gives for the whole answer, if it says so."""
+    named: str = ""
+    """The model that the client named, which stands for `model`."""
     fallbacks: tuple[str, ...] = ()
     """Models that answer when no upstream of `model` does, in this order."""
     conversation: Sequence[Json] = ()
@@ -218,6 +223,7 @@ def parse_request(
             fields = asked.fields
         else:
             asked = _chat_request(path, fields)
+        named = model
         chosen = resolved(models, model, fields, headers, caller)
         if chosen.model != model:
             body = with_own_model(body, {model: chosen.model})
@@ -255,6 +261,8 @@ def parse_request(
         question=question if question and len(question.text) <= MAX_TEXT and len(model) <= MAX_MODEL else None,
         max_risk=_max_risk(headers),
         reuse=_reuse(headers, target),
+        timeout=_timeout(headers),
+        named=named,
         fallbacks=chosen.fallbacks,
         conversation=conversation or (),
     )
@@ -276,7 +284,8 @@ def parse_whole(
     models: ModelTable,
 ) -> InferenceRequest:
     """A request that is answered whole, for the pipeline. Raises InvalidRequest and ModelNotAllowed."""
-    model = resolved(models, asked.model, asked.fields, headers, caller).model
+    named = asked.model
+    model = resolved(models, named, asked.fields, headers, caller).model
     if model != asked.model and "model" in asked.fields:
         body = with_own_model(body, {asked.model: model})
         asked = replace(asked, model=model, fields={**asked.fields, "model": model})
@@ -301,6 +310,8 @@ def parse_whole(
         question=None,
         max_risk=1.0,
         reuse=_reuse(headers, COMPLETIONS.family),
+        named=named,
+        timeout=_timeout(headers),
     )
 
 
@@ -339,6 +350,19 @@ def _max_risk(headers: CIMultiDictProxy[str]) -> float:
     if not 0.0 <= risk <= 1.0:
         raise InvalidRequest(f"'{MAX_RISK_HEADER}' must be a number from 0 to 1, such as 0.001.")
     return risk
+
+
+def _timeout(headers: CIMultiDictProxy[str]) -> float | None:
+    given = headers.get(TIMEOUT_HEADER)
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= MAX_TIMEOUT:
+        raise InvalidRequest(f"'{TIMEOUT_HEADER}' must be seconds, more than 0 and at most {MAX_TIMEOUT:.0f}.")
+    return seconds
 
 
 def _reuse(headers: CIMultiDictProxy[str], family: Family) -> str:

@@ -7,9 +7,10 @@ import msgspec
 
 from cache.entries.answer import StreamAssembler, Text, Usage, check_complete, usage_of
 from cache.errors import UnstorableAnswer
+from gateway.costs.usage import TokenUsage
 from gateway.http.sse import event_data, event_json
 from gateway.surfaces.surface import AnswerForm, Json, Surface
-from gateway.surfaces.usage import PromptCacheTokens, prompt_cache_tokens
+from gateway.surfaces.usage import PromptCacheTokens, prompt_cache_tokens, token_usage
 from gateway.surfaces.whole import WholeEndpoint
 
 _encode = msgspec.json.Encoder().encode
@@ -29,6 +30,8 @@ class Recording(msgspec.Struct, frozen=True):
     body: bytes
     usage: Usage | None
     prompt_cache: PromptCacheTokens | None
+    billed: TokenUsage | None = None
+    """What the upstream bills, if it says so."""
 
 
 class _TextFrame:
@@ -179,4 +182,4 @@ def _checked(body: bytes, response: Json, choices: int, answer: Json) -> Recordi
     usage = usage_of(response)
     cached = prompt_cache_tokens(answer.get("usage"))
     is_possible = usage is not None and cached is not None and sum(cached) <= usage.prompt_tokens
-    return Recording(body, usage, cached if is_possible else None)
+    return Recording(body, usage, cached if is_possible else None, token_usage(answer))

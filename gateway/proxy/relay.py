@@ -19,7 +19,9 @@ from gateway.proxy.lookup import Lookup
 from gateway.proxy.rendering import render
 from gateway.proxy.response_headers import (
     IGNORED_HEADER,
+    MODEL_HEADER,
     content_type,
+    cost_headers,
     forwarded_headers,
     semantic_headers,
     whole_response,
@@ -60,6 +62,8 @@ class Relay:
         headers = forwarded_headers(flight.headers, outcome, key.id if flight.status == 200 else "", joined)
         headers.update(semantic_headers(query.reply))
         headers.update(limits)
+        if (model := flight.model or inference.model) != inference.named:
+            headers[MODEL_HEADER] = model
         _count(inference.family, outcome)
         own = flight.form is inference.surface
         if not own and (unsent := inference.asked.unsent):
@@ -75,11 +79,12 @@ class Relay:
         ):
             return await self._translate(request, inference, subscriber, headers)
         if flight.status == 200 and (not own or (joined and flight.is_stream != inference.stream)):
-            return await self._convert(inference, subscriber, headers)
+            return await self._convert(inference, subscriber, headers, joined)
         # An answer that is not streamed is sent whole, unless it is too long to be held, or can be heard as it comes.
         is_heard = flight.content_type.startswith("audio/")
         if not flight.is_stream and not is_heard and (body := await subscriber.body()) is not None:
             if flight.status == 200:
+                headers.update(cost_headers(flight.charge, joined))
                 return whole_response(request, headers, body)
             return web.Response(status=flight.status, body=body, headers=headers)
         return await self._stream(request, inference, subscriber, headers)
@@ -143,7 +148,7 @@ class Relay:
         return response
 
     async def _convert(
-        self, inference: InferenceRequest, subscriber: Subscriber, headers: CIMultiDict[str]
+        self, inference: InferenceRequest, subscriber: Subscriber, headers: CIMultiDict[str], joined: bool
     ) -> web.Response:
         """The flight has another form than this client asked for: convert its recording."""
         await subscriber.finished()
@@ -160,6 +165,7 @@ class Relay:
         if rendered.answer is not None:
             await self._conversations.keep(inference, rendered.answer)
         headers["Content-Type"] = content_type(inference.form)
+        headers.update(cost_headers(flight.charge, joined))
         return web.Response(body=rendered.body, headers=headers)
 
     async def _convert_error(

@@ -6,10 +6,10 @@ from cache.entries.entry import Entry
 from cache.entries.outcomes import Hit
 from cache.exact import ExactCache
 from cache.semantic.messages import LookupHit
-from gateway.metrics import HitCounter
 from gateway.proxy.conversations import ConversationKeeper
 from gateway.proxy.fast_path import RAW_DIGEST
 from gateway.proxy.inference_request import InferenceRequest
+from gateway.proxy.metering.accounting import Accounting
 from gateway.proxy.rendering import render
 from gateway.proxy.response_headers import hit_headers, semantic_headers, whole_response
 
@@ -20,18 +20,20 @@ class Replay:
     With `varies` a sampled request may get another answer the next time, so its digest is not kept.
     """
 
-    def __init__(self, cache: ExactCache, conversations: ConversationKeeper, hits: HitCounter, varies: bool) -> None:
+    def __init__(
+        self, cache: ExactCache, conversations: ConversationKeeper, accounting: Accounting, varies: bool
+    ) -> None:
         self._cache = cache
         self._conversations = conversations
         self._varies = varies
-        self._hits = hits
+        self._accounting = accounting
 
     async def answer(
         self, request: web.BaseRequest, inference: InferenceRequest, hit: Hit, detail: str = "exact"
     ) -> web.StreamResponse:
         """Serve the entry of this same request."""
         body = await self._form(hit.entry, inference)
-        self._hits.count(inference.family, hit.entry, "exact")
+        self._accounting.exact_hit(inference, hit.entry)
         self._remember(request, inference, hit)
         return whole_response(request, hit_headers(hit.entry, hit.age, inference.form, detail), body)
 
@@ -40,8 +42,10 @@ class Replay:
     ) -> web.StreamResponse:
         """Serve the entry of a similar question. Nothing is kept: the next request is looked up again."""
         body = await self._form(hit.entry, inference)
-        self._hits.count(inference.family, hit.entry, found.layer)
-        headers = hit_headers(hit.entry, hit.age, inference.form, found.layer, found.layer) | semantic_headers(found)
+        saving = self._accounting.similar_hit(inference, hit.entry, found.layer)
+        headers = hit_headers(hit.entry, hit.age, inference.form, found.layer, found.layer, saving) | semantic_headers(
+            found
+        )
         return whole_response(request, headers, body)
 
     async def _form(self, entry: Entry, inference: InferenceRequest) -> bytes:

@@ -15,12 +15,20 @@ from multidict import CIMultiDict
 from cache.entries.entry import Entry
 from cache.entries.outcomes import Bypass, Failed, Hit, Outcome
 from cache.semantic.messages import LookupMiss, LookupReply
+from gateway.costs.cost import money
+from gateway.costs.pricing import Charge
 from gateway.proxy.lookup import ASKING_FOR_NEW
 from gateway.surfaces.registry import BY_FAMILY
 
 IGNORED_HEADER = "x-keepgate-ignored-fields"
 """Names the fields of a request that had no meaning for what answered it."""
+MODEL_HEADER = "x-keepgate-model"
+"""The model that has answered, where the client named another one."""
+COST_HEADER = "x-keepgate-cost"
+SAVING_HEADER = "x-keepgate-saving"
+"""In US dollars: what the request cost, and what it would have cost without the cache."""
 _JSON = "application/json"
+_money = functools.lru_cache(maxsize=4096)(money)
 _SERVER = f"Server: {SERVER_SOFTWARE}"
 
 
@@ -31,8 +39,12 @@ def content_type(form: str) -> str:
     return BY_FAMILY[family].stream_type if kind.startswith("stream") else _JSON
 
 
-def hit_headers(entry: Entry, age: float, form: str, detail: str, layer: str = "exact") -> dict[str, str]:
-    """For an answer from the cache; `age` in seconds."""
+def hit_headers(
+    entry: Entry, age: float, form: str, detail: str, layer: str = "exact", saving: float | None = None
+) -> dict[str, str]:
+    """For an answer from the cache; `age` in seconds, `saving` in dollars where it is not what the entry would have
+    cost again.
+    """
     kind = entry.content_type or content_type(form)
     headers = {
         "Content-Type": kind,
@@ -44,6 +56,9 @@ def hit_headers(entry: Entry, age: float, form: str, detail: str, layer: str = "
     }
     if not entry.content_type and kind is not _JSON:
         headers["Cache-Control"] = "no-cache"  # for proxies between: they must not store a stream
+    if entry.repeat_cost is not None:
+        headers[COST_HEADER] = "0"
+        headers[SAVING_HEADER] = _money(entry.repeat_cost if saving is None else saving)
     return headers
 
 
@@ -116,6 +131,15 @@ def forwarded_headers(upstream: CIMultiDict[str], outcome: Outcome, entry_id: st
     if entry_id and (not isinstance(outcome, Bypass) or outcome.reason in ASKING_FOR_NEW):
         headers["x-keepgate-entry"] = entry_id  # where the answer will be stored, if it may be
     return headers
+
+
+def cost_headers(charge: Charge | None, joined: bool) -> dict[str, str]:
+    """For an answer that an upstream has computed, for this request or for the one that it `joined`."""
+    if charge is None:
+        return {}
+    cost, saving = (0.0, charge.repeat_cost) if joined else (charge.cost, None)
+    headers = {} if cost is None else {COST_HEADER: money(cost)}
+    return headers if saving is None else {**headers, SAVING_HEADER: money(saving)}
 
 
 def _forwarded(outcome: Outcome) -> str:

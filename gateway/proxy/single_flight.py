@@ -1,7 +1,9 @@
 """Identical requests in flight share one upstream call, whose whole answer is stored."""
 
+import asyncio
 import time
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from cache.entries.entry import Entry
 from cache.entries.key import Key
@@ -13,14 +15,22 @@ from gateway.http.cache_control import parse_cache_control
 from gateway.proxy.flight import Flight, FlightTable
 from gateway.proxy.inference_request import USAGE_OF_STREAMS, InferenceRequest
 from gateway.proxy.lookup import ASKING_FOR_NEW
+from gateway.proxy.metering.accounting import Accounting
 from gateway.proxy.prompt_caches.planner import PromptCachePlanner
 from gateway.proxy.recorder import Recording
 from gateway.proxy.semantic_lookup import SemanticLookup, SemanticQuery
 from gateway.routing.call import RouteCall
+from gateway.routing.prefixes.asking import Prompt
+from gateway.routing.prefixes.prompt_blocks import prompt_blocks
+from gateway.routing.prefixes.views import PrefixViews
 from gateway.routing.router import Router
+from gateway.routing.strategy import UNKNOWN
+from gateway.routing.table import RoutingTable
 from gateway.settings.cache import CacheSettings
+from gateway.surfaces.surface import TranslatedForm
 from gateway.surfaces.whole import WholeEndpoint
 from gateway.tenants.admission import UNLIMITED, Admission
+from gateway.tenants.credentials import NAMESPACE_HEADER
 from gateway.tenants.policies import writes_cache
 from gateway.upstreams.upstream import REUSE_HEADER, UpstreamResponse
 
@@ -36,8 +46,14 @@ class SingleFlight:
         router: Router,
         settings: CacheSettings,
         prompt_caches: PromptCachePlanner | None,
+        routing: RoutingTable,
+        views: PrefixViews,
+        accounting: Accounting,
     ) -> None:
         """Without `prompt_caches` no request is marked."""
+        self._table = routing
+        self._views = views
+        self._accounting = accounting
         self._cache = cache
         self._semantic = semantic
         self._flights = flights
@@ -114,6 +130,17 @@ class SingleFlight:
         """The gateway's own request headers, beside the client's."""
         return {REUSE_HEADER: inference.reuse, **inference.caller.own}
 
+    async def _prefix(self, inference: InferenceRequest, key: Key) -> "_Prefix":
+        """What the routing of this model wants to know of the prompt."""
+        if self._table.name_of(inference.model) != "prefix-aware" or len(self._router.upstreams) < 2:
+            return _NO_PREFIX
+        fields = (
+            inference.asked.chat_fields if isinstance(inference.surface, TranslatedForm) else inference.asked.fields
+        )
+        own = {**inference.caller.own, NAMESPACE_HEADER: key.namespace}
+        held = await self._views.held(self._router.having(inference.model), Prompt(fields, inference.headers, own))
+        return _Prefix(prompt_blocks(key.namespace, fields), held)
+
     async def _compute(
         self,
         inference: InferenceRequest,
@@ -130,6 +157,8 @@ class SingleFlight:
             attempts = inference.attempts(self._settings.ask_usage)
             if self._prompt_caches is not None:
                 attempts = self._prompt_caches.marked(attempts, key.namespace, inference.model)
+            prefix = await self._prefix(inference, key)
+            now = asyncio.get_running_loop().time()
             call = RouteCall(
                 method="POST",
                 headers=inference.headers,
@@ -138,13 +167,28 @@ class SingleFlight:
                 otherwise=inference.asked.untranslatable,
                 own=own,
                 namespace=key.namespace,
+                blocks=prefix.blocks,
+                held=prefix.held,
                 priority=inference.priority,
+                deadline=None if inference.timeout is None else now + inference.timeout,
+                fallbacks=[
+                    (model, inference.for_model(model).attempts(self._settings.ask_usage))
+                    for model in inference.fallbacks
+                ],
             )
             return await self._router.request(call)
 
-        await flight.run(request())  # whose faults are the flight's
+        try:
+            await flight.run(request())  # whose faults are the flight's
+        finally:
+            charge = flight.charge = self._accounting.computed(inference, flight)
+            tokens = 0 if charge is None else charge.prompt_tokens + charge.completion_tokens
+            admission.settle(tokens, 0.0 if charge is None else charge.cost or 0.0)
         _count(flight)
         if flight.recording is None or not keeps or not writes_cache(inference.caller):
+            return
+        if flight.model not in (None, inference.model):
+            metrics.not_stored.labels("a fallback answered").inc()
             return
         if parse_cache_control(", ".join(flight.headers.getall("Cache-Control", ()))).no_store:
             metrics.not_stored.labels("upstream says no-store").inc()
@@ -177,7 +221,22 @@ class SingleFlight:
             completion_tokens=completion_tokens,
             seconds=flight.seconds,
             content_type=flight.content_type if isinstance(flight.form, WholeEndpoint) else "",
+            cost=None if flight.charge is None else flight.charge.cost,
+            repeat_cost=None if flight.charge is None else flight.charge.repeat_cost,
+            cached_tokens=0 if flight.charge is None else flight.charge.cached_tokens,
+            written_tokens=0 if flight.charge is None else flight.charge.written_tokens,
+            upstream=flight.source.name if flight.source is not None else "",
         )
+
+
+class _Prefix(NamedTuple):
+    """Of a prompt: its blocks, and what upstreams say that they hold of it."""
+
+    blocks: tuple[int, ...] = ()
+    held: Mapping[str, float] = UNKNOWN
+
+
+_NO_PREFIX = _Prefix()
 
 
 def _flight_keys(inference: InferenceRequest, key: Key) -> tuple[str, str]:

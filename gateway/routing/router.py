@@ -120,7 +120,7 @@ class Router:
         """
         now = asyncio.get_running_loop().time()
         options = self.options
-        deadline = now + options.total if call.deadline is None else call.deadline
+        deadline = now + options.total if call.deadline is None else min(call.deadline, now + options.total)
         self._budget.count(now)
         self._hedge_budget.count(now)
         sending = Sending(

@@ -250,6 +250,7 @@ class Sending:
             own,
             attempt.dropped,
             deadline=self._deadline,
+            tells_deadline=call.deadline is not None,
             priority=call.priority,
         )
         answer.attempt = attempt

@@ -35,6 +35,10 @@ class CostSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Whether costs are computed and recorded."""
     prices: Annotated[dict[str, PriceSettings], Meta(description="prices by models, or by UPSTREAM/MODEL")] = {}
     """Prices that replace or add to the table that comes with Keepgate; `UPSTREAM/MODEL` is for one upstream."""
+    backend_per_hour: Annotated[
+        Annotated[float, Meta(ge=0, le=1e6)] | None, Meta(description="US dollars for an hour, 0 or more")
+    ] = None
+    """What the machine of the in-repo backend costs in an hour."""
     keep: PositiveSeconds = 400 * 86_400.0
     """How long hourly totals are kept in Redis."""
 

@@ -53,7 +53,7 @@ class TimeoutSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     idle: PositiveSeconds = 120.0
     """Between two chunks of an upstream's answer."""
     total: PositiveSeconds = 3600.0
-    """For a whole answer, with all retries. A client may ask for less with `x-keepgate-timeout: SECONDS`; what is left
+    """For a whole answer, with all retries. A client may ask for less with `x-request-timeout: SECONDS`; what is left
     is sent on to the upstream.
     """
     client: PositiveSeconds = 60.0

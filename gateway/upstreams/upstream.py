@@ -12,6 +12,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict
 from yarl import URL
 
+from gateway.costs.machine import Machine, MachineShare
 from gateway.errors import DeadlineExceeded, TooManyRequests, UpstreamDisconnected, UpstreamTimeout, UpstreamUnreachable
 from gateway.settings.settings import TimeoutSettings
 from gateway.settings.upstreams import BreakerSettings, UpstreamSettings
@@ -40,7 +41,7 @@ PRIORITY_HEADER = "x-keepgate-priority"
 # Whether the prompt is likely to be the prefix of another one.
 REUSE_HEADER = "x-keepgate-reuse"
 # The seconds that are left for a whole answer.
-TIMEOUT_HEADER = "x-keepgate-timeout"
+TIMEOUT_HEADER = "x-request-timeout"
 
 # A body arrives here decompressed, so its content encoding no longer applies.
 _DROPPED_REQUEST_HEADERS = HOP_BY_HOP | {
@@ -99,8 +100,17 @@ def end_to_end(headers: Mapping[str, str], dropped: frozenset[str]) -> CIMultiDi
 class UpstreamResponse:
     """An answer whose status and headers have arrived; the body follows. Use as a context manager."""
 
-    def __init__(self, upstream: "Upstream", exchange: Exchange, deadline: float | None, has_slot: bool) -> None:
+    def __init__(
+        self,
+        upstream: "Upstream",
+        exchange: Exchange,
+        deadline: float | None,
+        has_slot: bool,
+        share: MachineShare | None,
+    ) -> None:
         self.upstream = upstream
+        self.share = share
+        """Its part of a machine that is paid by the hour."""
         self._exchange = exchange
         self._deadline = deadline
         self._has_slot = has_slot
@@ -127,7 +137,7 @@ class UpstreamResponse:
         if self._is_open:
             self._is_open = False
             self._exchange.end()
-            self.upstream.leave(self._has_slot)
+            self.upstream.leave(self._has_slot, self.share)
 
     @property
     def content_type(self) -> str:
@@ -213,8 +223,11 @@ class Upstream:
         label: str = "",
         settings: UpstreamSettings | None = None,
         breaker: BreakerSettings = BreakerSettings(),  # noqa: B008  # frozen
+        workers: int = 1,
     ) -> None:
-        """Raises SettingsError if `settings` name a credential that is not there."""
+        """`workers` processes share its machine. Raises SettingsError if `settings` name a credential that is not
+        there.
+        """
         self.settings = settings or UpstreamSettings(url=url)
         base = URL(url)
         # "http://host:8000" and "http://host:8000/v1" are both what people paste.
@@ -232,6 +245,8 @@ class Upstream:
         self.label = label or self.settings.name or url
         self.weight = self.settings.weight
         self.latency = 0.0
+        price = self.settings.price_per_hour
+        self.machine = None if price is None else Machine(price / workers)
         self.breaker = Breaker(breaker)
         self.slots = Slots(self.settings.max_requests, self.settings.max_waiting)
         self.models: frozenset[str] | None = None
@@ -273,9 +288,11 @@ class Upstream:
         """Count the time that an answer took to begin."""
         self.latency = seconds if not self.latency else self.latency + _NEWEST * (seconds - self.latency)
 
-    def leave(self, has_slot: bool) -> None:
+    def leave(self, has_slot: bool, share: MachineShare | None) -> None:
         """A request has ended."""
         self.in_flight -= 1
+        if self.machine is not None and share is not None:
+            self.machine.end(share)
         if has_slot:
             self.slots.release()
 
@@ -289,14 +306,15 @@ class Upstream:
         dropped: frozenset[str] = frozenset(),
         *,
         deadline: float | None = None,
+        tells_deadline: bool = False,
         priority: int | None = None,
     ) -> UpstreamResponse:
         """The answer to a request, once it has begun. `path` may carry a query; below /v1 it is relative to the base
         URL, and else to the base URL without its /v1.
 
         `headers` are the client's, of which those in `dropped` are not sent; those in `own` replace them. `deadline` is
-        a time of the event loop, for the whole answer. With a `priority` the request waits for one of the slots of the
-        upstream; without, it is sent in any case.
+        a time of the event loop, for the whole answer; with `tells_deadline` the upstream hears of it. With a
+        `priority` the request waits for one of the slots of the upstream; without, it is sent in any case.
 
         Raises UpstreamUnreachable if there is no connection, UpstreamDisconnected if it ends before an answer begins,
         UpstreamTimeout if none begins in time, DeadlineExceeded, and TooManyRequests if its queue is full.
@@ -311,16 +329,19 @@ class Upstream:
         if priority is not None and has_slot:
             await self._take_slot(priority, deadline)
         self.in_flight += 1
+        share = self.machine.begin() if self.machine is not None else None
         try:
             if deadline is not None:
-                sent[TIMEOUT_HEADER] = f"{self._remaining(deadline):.3f}"
+                remaining = self._remaining(deadline)
+                if tells_deadline:
+                    sent[TIMEOUT_HEADER] = f"{remaining:.3f}"
             head = request_head(method, self._target(path), self._origin.host, sent, body)
             exchange = await self._begin(head, body, deadline, without_body=method == "HEAD")
         except BaseException:
-            self.leave(has_slot)
+            self.leave(has_slot, share)
             raise
         self.reachable = True
-        answer = UpstreamResponse(self, exchange, deadline, has_slot)
+        answer = UpstreamResponse(self, exchange, deadline, has_slot, share)
         if 200 <= answer.status <= 599:
             return answer
         answer.end()

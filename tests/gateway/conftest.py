@@ -14,6 +14,7 @@ import pytest
 from gateway.processes.app import open_gateway
 from gateway.settings.cache import CacheSettings
 from gateway.settings.settings import Settings, TimeoutSettings
+from gateway.settings.upstreams import RetrySettings
 from gateway.upstreams.mock import MockUpstream, Reply
 
 # The servers of the cache's tests serve here too.
@@ -69,12 +70,22 @@ class Stage:
         return await self._stack.enter_async_context(PrefixUpstream(models or ("mock",)).serving())
 
     async def gateway(self, *upstreams: MockUpstream | RawUpstream | PrefixUpstream | str, **settings: Any) -> Client:
-        """A client of a new gateway. `cache` and `timeouts` are dicts; without `redis` there is none."""
+        """A client of a new gateway. `cache` and `timeouts` are dicts; without `redis` there is none.
+
+        It sends a request once, unless `retries` say otherwise: the upstreams of tests count.
+        """
         urls = tuple(upstream if isinstance(upstream, str) else upstream.url for upstream in upstreams)
         cache = msgspec.convert(settings.pop("cache", {}), CacheSettings, dec_hook=lambda kind, value: kind(value))
         timeouts = TimeoutSettings(**{"shutdown": 0.5, **settings.pop("timeouts", {})})
         semantic_socket = settings.pop("semantic_socket", None)
-        values = {"port": 0, "redis": "none", "state_dir": str(self._state), "upstreams": urls, **settings}
+        values = {
+            "port": 0,
+            "retries": RetrySettings(attempts=0),
+            "redis": "none",
+            "state_dir": str(self._state),
+            "upstreams": urls,
+            **settings,
+        }
         gateway = await self._stack.enter_async_context(
             open_gateway(Settings(cache=cache, timeouts=timeouts, **values), semantic_socket=semantic_socket)
         )

@@ -75,7 +75,7 @@ class PrefixViews:
 
 
 class EventFollower:
-    """Follows the KV cache events of the upstreams with the setting `kv_events`. `blocks` are theirs, by their names."""
+    """Follows the KV cache events of the upstreams that publish them. `blocks` are theirs, by their names."""
 
     def __init__(self, tasks: BackgroundTasks) -> None:
         self._tasks = tasks

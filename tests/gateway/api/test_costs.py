@@ -19,6 +19,7 @@ from gateway.api.app_keys import SETTINGS
 from gateway.api.operator.costs import LEDGER, PRICING, CostReport, get_costs
 from gateway.commands import costs
 from gateway.costs.ledger import Ledger
+from gateway.costs.machine import Machine
 from gateway.costs.pricing import Charge, Pricing
 from gateway.http.middleware import answering_errors
 from gateway.settings.fields import Secret
@@ -27,6 +28,7 @@ from gateway.settings.settings import Settings
 from gateway.settings.upstreams import UpstreamSettings
 from tests.cache.entries.entry_examples import entry
 from tests.cache.valkey import Valkey
+from tests.gateway.costs.test_pricing import Source
 
 ADMIN = "the-admin-key"
 GPU = UpstreamSettings(url="http://gpu-1:8000/v1", price_per_hour=3.6)
@@ -61,8 +63,9 @@ async def server(valkey: Valkey) -> AsyncIterator[Server]:
         application = web.Application(middlewares=[answering_errors(lambda _, error: error.response())])
         application[SETTINGS] = Settings(admin_key=Secret(ADMIN))
         store = await stack.enter_async_context(open_redis_store(valkey.url, 0.5))
+        source = Source("gpu", GPU, Machine(3600))
         application[LEDGER] = ledger = Ledger(store, 86_400.0)
-        application[PRICING] = pricing = Pricing(CostSettings(), [("gpu", GPU)], workers=1)
+        application[PRICING] = pricing = Pricing(CostSettings(), lambda: (source,))
         application.add_routes([web.get("/v1/costs", get_costs)])
         runner = web.AppRunner(application)
         await runner.setup()
@@ -93,8 +96,9 @@ async def test_a_report_has_rows_and_a_total(server: Server) -> None:
 
 async def test_a_machine_shows_what_its_tokens_cost(server: Server) -> None:
     """The price of a thousand tokens follows from measured throughput."""
-    with server.pricing.machines["gpu"].running() as share:
-        share.tokens = 1000
+    machine_of_gpu = server.pricing.machines["gpu"]
+    machine_of_gpu.end(machine_of_gpu.begin())
+    machine_of_gpu.count(1000)
     (machine,) = (await server.report())["machines"]
     assert (machine["upstream"], machine["tokens"]) == ("gpu", 1000)
     assert machine["dollars_per_1k_tokens"] == pytest.approx(machine["busy_seconds"] * 0.001)

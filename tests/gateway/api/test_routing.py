@@ -7,8 +7,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gateway.api.app_keys import ROUTER, SETTINGS
-from gateway.api.operator.routing import ROUTING, describe, switch
+from gateway.api.app_keys import ROUTER, ROUTING, SETTINGS
+from gateway.api.operator.routing import describe, switch
 from gateway.http.middleware import answering_errors
 from gateway.routing.router import Router
 from gateway.routing.table import RoutingTable

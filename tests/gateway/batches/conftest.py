@@ -11,11 +11,13 @@ from aiohttp import web
 
 from gateway.api.app_keys import SETTINGS
 from gateway.api.batches import BATCHES, ROUTES
+from gateway.api.identification import identifying
 from gateway.batches.runner import open_batches
 from gateway.batches.store import BatchStore
 from gateway.http.middleware import answering_errors, mark_started
 from gateway.settings.cache import CacheSettings
 from gateway.settings.settings import Settings, TimeoutSettings
+from gateway.tenants.callers import Callers
 from gateway.upstreams.mock import MockUpstream
 from tests.gateway.batches.batch_client import OPTIONS, BatchClient
 
@@ -33,11 +35,15 @@ class BatchStage:
         self.url = ""
 
     async def serve(self, namespace: str = "authorization", client_timeout: float = 60.0) -> None:
-        application = web.Application(middlewares=[answering_errors(lambda _, error: error.response())])
-        application.on_response_prepare.append(mark_started)
-        application[SETTINGS] = Settings(
-            cache=CacheSettings(namespace=namespace), timeouts=TimeoutSettings(client=client_timeout)
+        settings = Settings(cache=CacheSettings(namespace=namespace), timeouts=TimeoutSettings(client=client_timeout))
+        application = web.Application(
+            middlewares=[
+                answering_errors(lambda _, error: error.response()),
+                identifying(Callers(None, settings)),
+            ]
         )
+        application.on_response_prepare.append(mark_started)
+        application[SETTINGS] = settings
         application[BATCHES] = self.store
         application.add_routes(ROUTES)
         runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)

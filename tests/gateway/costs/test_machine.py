@@ -1,12 +1,13 @@
 """A machine's price, divided among the requests that it computes."""
 
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.costs.machine import Machine
+from gateway.costs.machine import Machine, MachineShare
 
 
 class Clock:
@@ -29,7 +30,7 @@ def test_the_shares_are_the_price_of_the_busy_time(events: list[tuple[float, boo
         busy += passed if running else 0
         if begins:
             running.append(ExitStack())
-            shares.append(running[-1].enter_context(machine.running()))
+            shares.append(running[-1].enter_context(in_use(machine)))
         elif running:
             running.pop(len(running) // 2).close()
     for stack in running:
@@ -38,13 +39,23 @@ def test_the_shares_are_the_price_of_the_busy_time(events: list[tuple[float, boo
     assert all(share.cost >= 0 for share in shares)
 
 
+@contextmanager
+def in_use(machine: Machine) -> Iterator[MachineShare]:
+    """A request, however it ends."""
+    share = machine.begin()
+    try:
+        yield share
+    finally:
+        machine.end(share)
+
+
 def test_requests_at_the_same_time_share_it() -> None:
     """Alone a request pays for all of the time, beside another for half of it."""
     clock = Clock()
     machine = Machine(3600, clock)
-    with machine.running() as first:
+    with in_use(machine) as first:
         clock.now += 4
-        with machine.running() as second:
+        with in_use(machine) as second:
             clock.now += 2
         clock.now += 1
     assert (first.cost, second.cost) == pytest.approx((6, 1))
@@ -56,7 +67,7 @@ def test_a_failed_request_has_its_share() -> None:
     machine = Machine(3600, clock)
     with ExitStack() as stack:
         stack.enter_context(suppress(ConnectionError))
-        share = stack.enter_context(machine.running())
+        share = stack.enter_context(in_use(machine))
         clock.now += 5
         raise ConnectionError
     assert share.cost == 5
@@ -68,9 +79,9 @@ def test_the_price_of_tokens_is_measured_over_ten_minutes() -> None:
     machine = Machine(36, clock)
     assert machine.cost_per_1k_tokens() is None
     for _ in range(2):
-        with machine.running() as share:
+        with in_use(machine):
             clock.now += 10
-            share.tokens = 500
+            machine.count(500)
         clock.now += 60
     tokens, busy = machine.throughput()
     assert tokens == 1000

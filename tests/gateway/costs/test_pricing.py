@@ -1,11 +1,13 @@
 """What an answer is charged, and that stored answers keep it."""
 
+from dataclasses import dataclass
+
 import msgspec
 import pytest
 import xxhash
 
 from cache.entries.entry import Entry, decode_entry, encode_entry
-from gateway.costs.machine import MachineShare
+from gateway.costs.machine import Machine, MachineShare
 from gateway.costs.pricing import Charge, Pricing
 from gateway.costs.usage import TokenUsage
 from gateway.settings.operations import CostSettings, PriceSettings
@@ -16,8 +18,18 @@ HOSTED = UpstreamSettings(url="https://api.openai.com/v1", models={"chat": "gpt-
 MACHINE = UpstreamSettings(url="http://gpu-1:8000/v1", price_per_hour=7.2)
 
 
+@dataclass(frozen=True)
+class Source:
+    """What is charged for."""
+
+    name: str
+    settings: UpstreamSettings
+    machine: Machine | None = None
+
+
 def pricing(own: dict[str, PriceSettings] | None = None) -> Pricing:
-    return Pricing(CostSettings(prices=own or {}), [("hosted", HOSTED), ("gpu", MACHINE)], workers=2)
+    sources = (Source("hosted", HOSTED), Source("gpu", MACHINE, Machine(3.6)))
+    return Pricing(CostSettings(prices=own or {}), lambda: sources)
 
 
 def test_a_hosted_answer_has_its_cost_and_saving() -> None:
@@ -58,7 +70,7 @@ def test_a_machine_is_paid_by_the_hour() -> None:
     machines = pricing()
     assert machines.machines["gpu"].price_per_hour == 3.6
     assert "hosted" not in machines.machines
-    share = MachineShare()
+    share = MachineShare(0.0)
     share.cost = 0.01
     charge = machines.charge("gpu", MACHINE, "gpt-4o", TokenUsage(400, 100, read=100), share)
     assert charge.cost == 0.01

@@ -6,8 +6,10 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import InvalidRequest
 from gateway.proxy.inference_request import InferenceRequest, parse_request
+from gateway.routing.models import ModelTable
 from gateway.routing.router import Router
 from gateway.settings.settings import Settings
+from gateway.settings.upstreams import RoutingSettings
 from gateway.tenants.caller import Caller
 from gateway.tenants.credentials import credential
 
@@ -15,7 +17,16 @@ HEADERS = CIMultiDictProxy(CIMultiDict({"Authorization": "Bearer a"}))
 
 
 def read(body: bytes) -> InferenceRequest:
-    return parse_request("/v1/chat/completions", "", body, HEADERS, Caller("public", ""), Settings(), Router())
+    return parse_request(
+        "/v1/chat/completions",
+        "",
+        body,
+        HEADERS,
+        Caller("public", ""),
+        Settings(),
+        Router(),
+        ModelTable(RoutingSettings(), ()),
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.proxy.inference_request import InferenceRequest
+from gateway.proxy.metering.accounting import Accounting
 from gateway.tenants.admission import UNLIMITED, Admission
 from gateway.tenants.caller import Caller
 from gateway.tenants.limiter import Limiter
@@ -19,8 +20,9 @@ _MOST_TOKENS = 2**31
 class Admissions:
     """Admits requests by the limits of their callers."""
 
-    def __init__(self, limiter: Limiter) -> None:
+    def __init__(self, limiter: Limiter, accounting: Accounting) -> None:
         self._limiter = limiter
+        self._accounting = accounting
 
     async def hit(self, caller: Caller) -> None:
         """Count a hit, which costs no tokens and no money. Raises RateLimited and CacheUnavailable."""
@@ -32,8 +34,9 @@ class Admissions:
         if inference.caller.key is None:
             return UNLIMITED
         prompt_tokens = len(inference.body) // _BYTES_PER_TOKEN
-        output_tokens = _output_tokens(inference.asked.fields) * inference.choices
-        return await self._limiter.admit(inference.caller, prompt_tokens, min(output_tokens, _MOST_TOKENS), 0.0)
+        output_tokens = min(_output_tokens(inference.asked.fields) * inference.choices, _MOST_TOKENS)
+        dollars = self._accounting.estimate(inference, prompt_tokens, output_tokens)
+        return await self._limiter.admit(inference.caller, prompt_tokens, output_tokens, dollars)
 
     async def other(self, caller: Caller, body: bytes | None) -> Admission:
         """Admit a request of which the gateway does not learn what it used."""

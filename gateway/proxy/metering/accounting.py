@@ -1,0 +1,69 @@
+"""What an answered request cost and saved, in metrics and in the ledger."""
+
+from cache.entries.entry import Entry, Family
+from gateway.costs.cost import estimated_tokens, similar_cost
+from gateway.costs.ledger import Ledger
+from gateway.costs.pricing import Charge, Pricing
+from gateway.metrics import HitCounter
+from gateway.proxy.flight import Flight
+from gateway.proxy.inference_request import InferenceRequest
+from gateway.tenants.caller import Caller
+
+
+class Accounting:
+    """Counts answers. Without `pricing` nothing has a price."""
+
+    def __init__(self, hits: HitCounter, ledger: Ledger, pricing: Pricing | None) -> None:
+        self._hits = hits
+        self._ledger = ledger
+        self._pricing = pricing
+
+    def hit_from_memory(self, family: Family, entry: Entry, caller: Caller) -> None:
+        """An exact hit of the fast path, which asks no tier."""
+        self._hits.count_from_memory(family, entry)
+        self._record_hit(entry, "exact", caller, None)
+
+    def exact_hit(self, inference: InferenceRequest, entry: Entry) -> None:
+        self._hits.count(inference.family, entry, "exact")
+        self._record_hit(entry, "exact", inference.caller, None)
+
+    def similar_hit(self, inference: InferenceRequest, entry: Entry, layer: str) -> float | None:
+        """The answer to a similar question; returns the dollars that it saved, None where they are not known."""
+        saving = entry.repeat_cost
+        if saving is not None:
+            asked = estimated_tokens(len(inference.body))
+            saving = similar_cost(saving, entry.prompt_tokens, entry.completion_tokens, asked)
+        self._hits.count(inference.family, entry, layer)
+        self._record_hit(entry, layer, inference.caller, saving)
+        return saving
+
+    def computed(self, inference: InferenceRequest, flight: Flight) -> Charge | None:
+        """What the upstream's answer cost who asked for it; None if there was no answer."""
+        upstream = flight.source
+        if self._pricing is None or upstream is None or flight.status != 200:
+            return None
+        usage = flight.recording.billed if flight.recording is not None else None
+        if upstream.machine is not None and usage is not None:
+            upstream.machine.count(usage.prompt + usage.completion)
+        model = flight.model or inference.model
+        charge = self._pricing.charge(upstream.name, upstream.settings, model, usage, flight.share)
+        self._ledger.record(charge, *_names(inference.caller))
+        return charge
+
+    def joined(self, inference: InferenceRequest, flight: Flight) -> None:
+        """A request that shared the upstream call of another one, once that has ended."""
+        if flight.charge is not None:
+            self._ledger.record(flight.charge.joined(), *_names(inference.caller))
+
+    def estimate(self, inference: InferenceRequest, prompt_tokens: int, output_tokens: int) -> float:
+        """Dollars that an answer may cost; 0 where that is not known."""
+        return 0.0 if self._pricing is None else self._pricing.estimate(inference.model, prompt_tokens, output_tokens)
+
+    def _record_hit(self, entry: Entry, layer: str, caller: Caller, saving: float | None) -> None:
+        if self._pricing is not None:
+            self._ledger.hit(entry, layer, *_names(caller), saving)
+
+
+def _names(caller: Caller) -> tuple[str, str]:
+    key = caller.key
+    return ("", "") if key is None else (key.id, key.team)
