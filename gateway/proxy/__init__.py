@@ -5,6 +5,6 @@ share one upstream call among identical requests, relay.py sends it to the clien
 cache, replay.py answers a hit, fast_path.py answers it before routing. rendering.py brings an answer into the form
 that a client wants, conversations.py keeps what clients continue by an id,
 response_headers.py has the headers of hits and misses. A room below, prompt_caches, marks requests for upstreams' own
-caches. Read inference_request.py first. Uses http, routing, settings, surfaces, tenants, upstreams and the package
+caches. Read inference_request.py first. Uses costs, http, routing, settings, surfaces, tenants, upstreams and the package
 cache.
 """

@@ -23,6 +23,7 @@ from gateway.api.openapi.operation import (
     Parameter,
     Schema,
 )
+from gateway.api.openapi.routing_operations import ROUTING_OPERATIONS
 from gateway.batches.batch import Batch
 from gateway.batches.files import PURPOSES, FileObject
 from gateway.surfaces.whole import ENDPOINTS
@@ -114,6 +115,7 @@ _STORES: dict[str, Any] = {
 OPERATIONS: dict[tuple[str, str], Operation] = {
     **KEY_OPERATIONS,
     **COST_OPERATIONS,
+    **ROUTING_OPERATIONS,
     ("POST", "/v1/chat/completions"): _prompt(
         "OpenAI",
         "Answer a chat",

@@ -1,5 +1,6 @@
 """The document at GET /openapi.json: it is valid, it is complete, and the server answers what it says."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -469,7 +470,9 @@ async def test_who_is_no_operator_is_told_as_documented(
     """An operator's route refuses others with the documented status and form."""
     client = await stage.gateway(await stage.mock(), **settings)
 
-    answer = await client.send(method, path.replace("{operation}", "pin"), {} if method == "POST" else None)
+    answer = await client.send(
+        method, re.sub(r"{\w+}", "x", path.replace("{operation}", "pin")), {} if method == "POST" else None
+    )
 
     assert answer.status == status
     (await Documented.of(client)).check(method, path, answer)

@@ -167,7 +167,7 @@ def test_the_settings_file_may_be_named_by_a_variable(tmp_path: Path) -> None:
     wrong, right = tmp_path / "wrong.yaml", tmp_path / "right.yaml"
     wrong.write_text("port: x")
     right.write_text("workers: y")
-    assert refusal("serve", KEEPGATE_CONFIG=str(wrong)).startswith(f"keepgate: {wrong}: port: expected")
+    assert refusal("serve", KEEPGATE_CONFIG=str(wrong)).startswith(f"keepgate: {wrong}, line 1: port: expected")
     said = refusal("serve", "--config", str(right), KEEPGATE_CONFIG=str(wrong))
     assert said.startswith(f"keepgate: {right}: workers: expected")
 
