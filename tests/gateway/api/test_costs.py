@@ -63,7 +63,7 @@ async def server(valkey: Valkey) -> AsyncIterator[Server]:
         application = web.Application(middlewares=[answering_errors(lambda _, error: error.response())])
         application[SETTINGS] = Settings(admin_key=Secret(ADMIN))
         store = await stack.enter_async_context(open_redis_store(valkey.url, 0.5))
-        source = Source("gpu", GPU, Machine(3600))
+        source = Source("gpu", GPU, Machine(3.6))
         application[LEDGER] = ledger = Ledger(store, 86_400.0)
         application[PRICING] = pricing = Pricing(CostSettings(), lambda: (source,))
         application.add_routes([web.get("/v1/costs", get_costs)])

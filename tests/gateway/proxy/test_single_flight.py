@@ -226,8 +226,8 @@ async def test_a_late_follower_gets_the_earlier_and_then_the_live_events(stage: 
     live = Live()
     client = await stage.gateway(await stage.raw(live.converse))
     events = word_events(WORDS)
+    await live.say(*events[:6])
     async with client.stream(chat(stream=True)) as leader:
-        await live.say(*events[:6])
         heard = [await leader.event() for _ in range(6)]
         async with client.stream(chat(stream=True)) as follower:
             assert [await follower.event() for _ in range(6)] == heard == [as_data(event) for event in events[:6]]
@@ -242,8 +242,8 @@ async def test_a_plain_follower_of_a_stream_gets_the_whole_answer(stage: Stage) 
     """A follower that wants no stream gets one response object at the end."""
     live = Live()
     client = await stage.gateway(await stage.raw(live.converse))
+    await live.say(*word_events(WORDS)[:5])
     async with client.stream(chat(stream=True)) as leader:
-        await live.say(*word_events(WORDS)[:5])
         await leader.event()
         before = await client.figure("collapsed_requests_total")
         follower = asyncio.create_task(client.post(chat()))
@@ -262,8 +262,8 @@ async def test_the_leader_may_leave(stage: Stage) -> None:
     live = Live()
     client = await stage.gateway(await stage.raw(live.converse))
     events = word_events(WORDS)
+    await live.say(*events[:4])
     async with client.stream(chat(stream=True)) as leader:
-        await live.say(*events[:4])
         await leader.event()
         async with client.stream(chat(stream=True)) as follower:
             await follower.event()
@@ -317,8 +317,8 @@ async def test_a_flight_goes_on_when_a_follower_leaves(stage: Stage) -> None:
     live = Live()
     client = await stage.gateway(await stage.raw(live.converse))
     events = word_events(WORDS)
+    await live.say(*events[:3])
     async with client.stream(chat(stream=True)) as leader:
-        await live.say(*events[:3])
         await leader.event()
         async with client.stream(chat(stream=True)) as follower:
             await follower.event()
@@ -420,8 +420,8 @@ async def test_a_stream_that_breaks_off_ends_in_an_error_event(stage: Stage) -> 
     live = Live()
     client = await stage.gateway(await stage.raw(live.converse))
     events = word_events(WORDS)[:5]
+    await live.say(*events[:3])
     async with client.stream(chat(stream=True)) as leader:
-        await live.say(*events[:3])
         await leader.event()
         async with client.stream(chat(stream=True)) as follower:
             await live.say(*events[3:])
@@ -443,8 +443,8 @@ async def test_a_plain_follower_of_a_stream_that_breaks_off_gets_502(stage: Stag
     """A plain follower of a stream that breaks off gets 502 and no cut answer."""
     live = Live()
     client = await stage.gateway(await stage.raw(live.converse))
+    await live.say(*word_events(WORDS)[:5])
     async with client.stream(chat(stream=True)) as leader:
-        await live.say(*word_events(WORDS)[:5])
         await leader.event()
         before = await client.figure("collapsed_requests_total")
         follower = asyncio.create_task(client.post(chat()))
@@ -495,9 +495,9 @@ class Flood:
         self.done = asyncio.Event()
 
     async def converse(self, connection: Connection) -> None:
-        await connection.send(EVENT_STREAM)
+        await connection.send(EVENT_STREAM + self.chunks[0])
         await self.go.wait()
-        for chunk in self.chunks:
+        for chunk in self.chunks[1:]:
             await connection.send(chunk)
             self.taken += len(chunk)
         await connection.send(self.end)
