@@ -17,17 +17,22 @@ _REF = "#/components/schemas/{name}"
 _ERROR_FORMS = {"messages": AnthropicError, "ollama.chat": OllamaError}
 _REASONS = {
     400: "An invalid body, header or parameter. Of OpenAI's form, `param` names it.",
-    401: "Without the admin key: `admin_key_required`.",
-    403: "No admin key is set, and the gateway does not listen on the loopback alone: `admin_key_required`.",
+    401: "Without a virtual key or the admin key: `key_required`, `invalid_api_key` or `admin_key_required`.",
+    403: "`model_not_allowed` or `foreign_origin`; or no admin key is set, and the gateway does not listen on the"
+    " loopback alone: `admin_key_required`.",
     404: "`not_found`, `previous_response_not_found` or `no_prefix_store`; or the upstream does not have it.",
     408: "The client sent its body too slowly: `request_timeout`.",
     413: "The body is too long: `body_too_large`.",
+    421: "The Host header names another host: `wrong_host`.",
+    429: "A limit is reached, as `Retry-After` says: `rate_limit_exceeded`, `insufficient_quota` or `upstream_busy`.",
     500: "A fault of the gateway: `internal_error`. Its log says where.",
     502: "No connection to an upstream, or it broke: `upstream_unreachable` or `upstream_cut`.",
     503: "No upstream is ready, or the shared store does not answer: `no_upstream` or `store_unavailable`.",
     504: "The upstream was too slow, or `only-if-cached` and no entry: `upstream_timeout` or `not_cached`.",
     507: "The gateway's disk is full: `storage_full`.",
 }
+# Of a head that servers may read differently, of a page or a name that is not the gateway's, without a key.
+_ANYWHERE = (400, 401, 403, 421, 429, 503)
 _PASSED_ON = "What else the upstream answers with, passed on with its status; or 500, a fault of the gateway."
 _REQUEST_HEADERS: dict[str, tuple[str, Json]] = {
     "Cache-Control": (
@@ -194,7 +199,7 @@ def _responses(path: str, operation: Operation, schema_of: Callable[[Schema], Js
     form = _ERROR_FORMS.get(form_of(path).family, OpenAIError).__name__
     operators = (401, 403) if operation.operator else ()
     last = ("default",) if operation.passes_on else (500,)
-    for status in (*sorted({*operation.errors, *operators}), *last):
+    for status in (*sorted({*_ANYWHERE, *operation.errors, *operators}), *last):
         yield str(status), {"$ref": f"#/components/responses/{form}.{status}"}
 
 

@@ -13,6 +13,7 @@ import logging
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -79,7 +80,12 @@ class Target:
             "batches": self._made("/v1/batches", json=batch).json()["id"],
             "responses": self._made("/v1/responses", json={"model": MODEL, "input": "hello"}).json()["id"],
             "cache": entry.headers["x-keepgate-entry"],
+            "keys": self._key(),
         }
+
+    def _key(self) -> str:
+        """The id of a key, which has a name of its own each time."""
+        return str(self._made("/v1/keys", json={"name": f"key-{time.monotonic_ns()}"}).json()["id"])
 
     def _made(self, path: str, **sent: Any) -> requests.Response:
         answer = self.session.post(self.url + path, timeout=DEADLINE, **sent)
@@ -184,7 +190,7 @@ def running() -> Iterator[Target]:
     async def serve(state: str) -> None:
         async with MockUpstream().serving() as upstream:
             ends = TimeoutSettings(shutdown=0.5)
-            own = Settings(port=0, redis="none", state_dir=state, upstreams=(upstream.url,), timeouts=ends)
+            own = Settings(port=0, redis="embedded", state_dir=state, upstreams=(upstream.url,), timeouts=ends)
             async with open_gateway(own) as gateway:
                 url.set_result(gateway.url)
                 await end.wait()

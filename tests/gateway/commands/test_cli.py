@@ -169,7 +169,7 @@ def test_the_settings_file_may_be_named_by_a_variable(tmp_path: Path) -> None:
     right.write_text("workers: y")
     assert refusal("serve", KEEPGATE_CONFIG=str(wrong)).startswith(f"keepgate: {wrong}, line 1: port: expected")
     said = refusal("serve", "--config", str(right), KEEPGATE_CONFIG=str(wrong))
-    assert said.startswith(f"keepgate: {right}: workers: expected")
+    assert said.startswith(f"keepgate: {right}, line 1: workers: expected")
 
 
 def test_python_m_gateway_is_the_same_command() -> None:
