@@ -242,6 +242,7 @@ def _suggestion(word: str, known: list[str]) -> str:
 def _serve(parsed: argparse.Namespace) -> int:
     from gateway.settings.fields import SettingsError
     from gateway.settings.refusals import PREFIX
+    from gateway.settings.reloading import stamp_of
     from gateway.settings.settings import Settings
     from gateway.settings.sources import load
     from telemetry.logs import configure_logging
@@ -250,8 +251,11 @@ def _serve(parsed: argparse.Namespace) -> int:
     file = parsed.config or os.environ.get(PREFIX + "CONFIG")
     environment = {name: value for name, value in os.environ.items() if name != PREFIX + "CONFIG"}
 
+    path = Path(file) if file else None
+    seen = stamp_of(path)
+
     def read() -> tuple[Settings, list[str]]:
-        return load(Path(file) if file else None, environment, given)
+        return load(path, environment, given)
 
     try:
         settings, warnings = read()
@@ -275,7 +279,7 @@ def _serve(parsed: argparse.Namespace) -> int:
                 return 1
         from gateway.processes.serve import serve
 
-        return serve(settings, lambda: read()[0], Path(file) if file else None)
+        return serve(settings, lambda: read()[0], path, seen)
 
 
 def _run_backend(command: str, words: list[str]) -> int:

@@ -6,15 +6,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from gateway.settings.fields import SettingsError
-from gateway.settings.reloading import changed
+from gateway.settings.reloading import Stamp, changed, stamp_of
 from gateway.settings.settings import Settings
 
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 1.0
-
-# What tells a file from what it was: a new one in its place, or a link to another, has another inode.
-_Stamp = tuple[int, int, int] | None
 
 
 class Reloader:
@@ -25,15 +22,16 @@ class Reloader:
         settings: Settings,
         read: Callable[[], Settings],
         file: Path | None,
+        seen: Stamp,
         apply: Callable[[Settings], Awaitable[Sequence[str]]],
     ) -> None:
-        """`apply` returns the names of settings that wait for the next start."""
+        """`seen` is the stamp of `file` from before it was read. `apply` returns the names of settings that wait for the next start."""
         self._settings = settings
         self._read = read
         self._file = file
         self._apply = apply
         self._asked = asyncio.Event()
-        self._seen = self._last = self._stamp()
+        self._seen = self._last = seen
 
     def ask(self) -> None:
         """Read the settings again, whether or not their file has changed: other files that they name may have."""
@@ -44,7 +42,7 @@ class Reloader:
         while True:
             if await self._is_asked() or self._has_settled():
                 self._asked.clear()
-                self._seen = self._stamp()
+                self._seen = stamp_of(self._file)
                 await self._reload()
 
     async def _is_asked(self) -> bool:
@@ -60,16 +58,9 @@ class Reloader:
 
         An editor may write it in several steps, and half of it may be valid.
         """
-        stamp = self._stamp()
+        stamp = stamp_of(self._file)
         is_still, self._last = stamp == self._last, stamp
         return is_still and stamp is not None and stamp != self._seen
-
-    def _stamp(self) -> _Stamp:
-        try:
-            status = self._file.stat() if self._file is not None else None
-        except OSError:  # it is being replaced
-            return None
-        return None if status is None else (status.st_ino, status.st_mtime_ns, status.st_size)
 
     async def _reload(self) -> None:
         try:

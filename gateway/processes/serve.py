@@ -26,6 +26,7 @@ from gateway.processes.workers import Backend, Workers
 from gateway.settings.backend import BackendSettings
 from gateway.settings.fields import SettingsError, masked
 from gateway.settings.prefix_defaults import with_prefix_store
+from gateway.settings.reloading import Stamp
 from gateway.settings.settings import Settings
 from gateway.settings.telemetry_defaults import with_telemetry
 
@@ -38,12 +39,15 @@ def print_status(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def serve(settings: Settings, read: Callable[[], Settings], file: Path | None) -> int:
-    """Serve until a signal; returns the exit status. `read` reads the settings again, of which `file` is a part."""
+def serve(settings: Settings, read: Callable[[], Settings], file: Path | None, seen: Stamp) -> int:
+    """Serve until a signal; returns the exit status. `read` reads the settings again, of which `file` is a part.
+
+    `seen` is its stamp from before it was read.
+    """
     hangups = Hangups()
 
     async def run() -> None:
-        await _serve(settings, functools.partial(Reloader, settings, read, file), hangups)
+        await _serve(settings, functools.partial(Reloader, settings, read, file, seen), hangups)
 
     return run_until_signalled(run, on_stop=lambda: print_status("Stopping."), hangups=hangups)
 

@@ -379,6 +379,8 @@ async def test_a_body_that_is_no_json_object_is_refused_as_documented(stage: Sta
     documented = await Documented.of(client)
 
     for body in (b"", b'{"model": ', b"[]", b'{"model": "\\ud800"}', b'{"model": 1, "model": 1}', b"\xff"):
+        if path.endswith("/rotate") and not body:
+            continue  # it may be left out
         answer = await client.post(body, re.sub(r"{\w+}", "x", path.replace("{operation}", "pin")))
         assert answer.status == 400
         documented.check("POST", path, answer)
