@@ -62,7 +62,7 @@ class Pipeline:
             if finished := self._lookup.finished(inference, key, outcome):
                 return await self._serve_exact_hit(request, inference, key, finished)
             raise NotCached("The answer is not in the cache, and the request says only-if-cached.")
-        with await self._admissions.miss(inference) as admission:
+        async with self._admissions.miss(inference) as admission:
             if finished := self._lookup.finished(inference, key, outcome):
                 admission.settle(0, 0)
                 return await self._replay.answer(request, inference, finished)

@@ -25,6 +25,7 @@ from gateway.api.app_keys import (
 )
 from gateway.errors import CacheUnavailable, NotFound, UpstreamDisconnected, UpstreamError, UpstreamTimeout, refusal
 from gateway.http.body import read_body
+from gateway.http.fetched_urls import check_body_urls
 from gateway.http.response_writer import ResponseWriter
 from gateway.http.sse import event_json
 from gateway.proxy import conversations
@@ -34,6 +35,7 @@ from gateway.proxy.model_names import resolved
 from gateway.routing.call import RouteCall
 from gateway.surfaces.registry import PROBED_PATHS
 from gateway.surfaces.surface import Json
+from gateway.tenants.admission import Admission
 from gateway.tenants.caller import CALLER
 from gateway.upstreams.upstream import Attempt, Upstream
 
@@ -145,6 +147,8 @@ async def forward(request: web.Request) -> web.StreamResponse:
     body = None
     if request.can_read_body or request.body_exists:
         body = await read_body(request, settings.max_body, settings.timeouts.client)
+    if body is not None:
+        check_body_urls(body, settings.security.urls)
     model = request.match_info.get("model") or _model_named_in(body)
     caller = request[CALLER]
     if model is not None:
@@ -159,10 +163,12 @@ async def forward(request: web.Request) -> web.StreamResponse:
         namespace=caller.namespace,
         is_repeatable=request.method in _SAFE_METHODS,
     )
-    with (
-        await request.app[ADMISSIONS].other(caller, body) as admission,
-        await request.app[ROUTER].request(call) as reply,
-    ):
+    async with request.app[ADMISSIONS].other(caller, body) as admission:
+        return await _relayed(request, call, admission)
+
+
+async def _relayed(request: web.Request, call: RouteCall, admission: Admission) -> web.StreamResponse:
+    with await request.app[ROUTER].request(call) as reply:
         admission.settle(0, 0)
         headers = reply.headers
         headers.update(admission.headers)
@@ -173,7 +179,7 @@ async def forward(request: web.Request) -> web.StreamResponse:
         chunks = reply.chunks()
         first = await anext(chunks, b"")  # a failure before the first byte can still be an error response
         await response.prepare(request)
-        writer = ResponseWriter(request, response, settings.timeouts.client)
+        writer = ResponseWriter(request, response, request.app[SETTINGS].timeouts.client)
         await writer.send(first)
         async for chunk in chunks:
             await writer.send(chunk)

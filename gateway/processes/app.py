@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from ssl import SSLContext
 
 from aiohttp import web
 from yarl import URL
@@ -43,7 +44,9 @@ from gateway.batches.store import BatchStore
 from gateway.costs.ledger import Ledger, open_ledger
 from gateway.costs.pricing import Pricing
 from gateway.http.background_tasks import BackgroundTasks, background_tasks
+from gateway.http.hosts import HostCheck
 from gateway.http.server import HttpServer
+from gateway.http.tls import load_certificate, make_ssl_context
 from gateway.metrics import HitCounter
 from gateway.pipeline import Pipeline
 from gateway.processes.embedded_store import embedded_store
@@ -104,13 +107,20 @@ class Gateway:
     """A running gateway that listens at `url`."""
 
     def __init__(
-        self, settings: Settings, parts: Parts, server: HttpServer, runner: web.ServerRunner, url: str
+        self,
+        settings: Settings,
+        parts: Parts,
+        server: HttpServer,
+        runner: web.ServerRunner,
+        tls: SSLContext | None,
+        url: str,
     ) -> None:
         self.settings = settings
         self.url = url
         self._parts = parts
         self._server = server
         self._runner = runner
+        self._tls = tls
 
     async def refuse(self) -> None:
         """Accept no more connections, and end those that are idle; requests under way have `timeouts.shutdown` seconds
@@ -151,6 +161,8 @@ class Gateway:
         """
         settings, waiting = reloaded(self.settings, wanted)
         await self._parts.upstreams.apply(settings)
+        if self._tls is not None:
+            load_certificate(self._tls, settings.tls)
         await _use(self._server, settings, self._parts)
         logging.getLogger().setLevel(settings.log_level.upper())
         self.settings = settings
@@ -221,13 +233,14 @@ async def _open_parts(settings: Settings, semantic_socket: Path | None) -> Async
 
 async def _use(server: HttpServer, settings: Settings, parts: Parts) -> None:
     """Let the server answer further requests as the settings say, on connections that are open as well."""
+    server.restrict(HostCheck(settings), settings.limits.max_connections)
     router = parts.upstreams.router
     lookup = Lookup(parts.cache, settings.cache)
     pricing = Pricing(settings.costs, lambda: router.upstreams)
     accounting = Accounting(parts.hits, parts.ledger, pricing if settings.costs.enabled else None)
     parts.gauges.pricing = pricing
     varies = settings.cache.sampled == "variants" or settings.cache.regenerate > 0
-    admissions = Admissions(parts.limiter, accounting)
+    admissions = Admissions(parts.limiter, accounting, settings)
     pipeline = Pipeline(
         admissions,
         accounting,
@@ -341,19 +354,23 @@ async def _listening(settings: Settings, parts: Parts, share_port: bool) -> Asyn
         handler_cancellation=True,
         keepalive_timeout=_IDLE_CONNECTION_SECONDS,
     )
+    tls = make_ssl_context(settings.tls)
     await _use(server, settings, parts)
     runner = web.ServerRunner(server)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, settings.host, settings.port, reuse_port=share_port or None, backlog=1024)
+        site = web.TCPSite(
+            runner, settings.host, settings.port, ssl_context=tls, reuse_port=share_port or None, backlog=1024
+        )
         try:
             await site.start()
         except OSError as error:
             raise SettingsError(_listen_error(settings, error)) from error
         port = runner.addresses[0][1]
         host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104  # compared, not bound
-        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        gateway = Gateway(settings, parts, server, runner, url)
+        scheme = "http" if tls is None else "https"
+        url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        gateway = Gateway(settings, parts, server, runner, tls, url)
         try:
             yield gateway
         finally:

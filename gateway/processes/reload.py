@@ -25,7 +25,9 @@ class Reloader:
         seen: Stamp,
         apply: Callable[[Settings], Awaitable[Sequence[str]]],
     ) -> None:
-        """`seen` is the stamp of `file` from before it was read. `apply` returns the names of settings that wait for the next start."""
+        """`seen` is the stamp of `file` from before it was read. `apply` returns the names of settings that wait for
+        the next start.
+        """
         self._settings = settings
         self._read = read
         self._file = file

@@ -18,6 +18,7 @@ from cache.semantic.messages import MAX_MODEL, MAX_TEXT
 from cache.semantic.question import Question, question_of
 from gateway.errors import InvalidRequest
 from gateway.http.cache_control import CacheControl, parse_cache_control
+from gateway.http.fetched_urls import check_urls
 from gateway.http.json_object import decode_object
 from gateway.proxy.model_names import resolved
 from gateway.routing.models import ModelTable
@@ -206,6 +207,7 @@ def parse_request(
     unchanged and is part of the key. `conversation` is what the request continues by an id that no upstream knows.
     """
     fields = decode_object(body)
+    check_urls(fields, settings.security.urls)
     model = fields.get("model")
     if not isinstance(model, str) or not model:
         raise InvalidRequest("'model' must be the name of a model, as listed by GET /v1/models.", param="model")
@@ -284,6 +286,7 @@ def parse_whole(
     models: ModelTable,
 ) -> InferenceRequest:
     """A request that is answered whole, for the pipeline. Raises InvalidRequest and ModelNotAllowed."""
+    check_urls(asked.fields, settings.security.urls)
     named = asked.model
     model = resolved(models, named, asked.fields, headers, caller).model
     if model != asked.model and "model" in asked.fields:

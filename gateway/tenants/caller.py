@@ -10,7 +10,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.tenants.credentials import CREDENTIAL_HEADERS
 from gateway.tenants.virtual_key import VirtualKey
 
-_NONE: Mapping[str, str] = MappingProxyType({})
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,13 @@ class Caller:
     namespace: str
     credential: str
     key: VirtualKey | None = None
-    own: Mapping[str, str] = field(default_factory=lambda: _NONE)
+    is_operator: bool = False
+    """Whether the credential is the admin key, which is the gateway's alone as well."""
+    own: Mapping[str, str] = field(default_factory=lambda: NO_HEADERS)
 
     def forwarded(self, headers: CIMultiDictProxy[str]) -> CIMultiDictProxy[str]:
         """The headers of its request without the virtual key, which is the gateway's alone."""
-        if self.key is None:
+        if self.key is None and not self.is_operator:
             return headers
         kept = CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in CREDENTIAL_HEADERS)
         return CIMultiDictProxy(kept)

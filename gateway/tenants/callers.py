@@ -12,8 +12,8 @@ from cache.errors import StoreUnavailable
 from cache.stores.redis_store import RedisStore
 from gateway.errors import CacheUnavailable, KeyRefused, KeyRequired
 from gateway.settings.settings import Settings
-from gateway.tenants.caller import Caller
-from gateway.tenants.credentials import NAMESPACE_HEADER, credential
+from gateway.tenants.caller import NO_HEADERS, Caller
+from gateway.tenants.credentials import NAMESPACE_HEADER, carries, credential
 from gateway.tenants.key_registry import KeyRegistry
 from gateway.tenants.virtual_key import SECRET_PREFIX, VirtualKey
 
@@ -40,6 +40,7 @@ class Callers:
         self._is_required = settings.keys.required
         # A virtual key is a credential, whatever else separates tenants.
         self._separated_by = "authorization" if self._is_required else settings.cache.namespace
+        self._admin_key = settings.admin_key
         self._is_closed = settings.keys.without_redis == "closed"
         self._known_for = settings.keys.known_for
         self._known: dict[str, _Known] = {}
@@ -103,12 +104,14 @@ class Callers:
 
     def _without_key(self, text: str) -> Caller:
         namespace = namespace_for(text)
+        is_operator = self._admin_key is not None and carries(text, self._admin_key)
         is_told = self._separated_by.startswith("header:")  # which no upstream knows to separate tenants
-        return Caller(namespace, text, None, {NAMESPACE_HEADER: namespace}) if is_told else Caller(namespace, text)
+        own = {NAMESPACE_HEADER: namespace} if is_told else NO_HEADERS
+        return Caller(namespace, text, None, is_operator, own)
 
     def _keep(self, text: str, key: VirtualKey, version: bytes | None) -> Caller:
         namespace = namespace_for(key.tenant)
-        caller = Caller(namespace, key.tenant, key, {NAMESPACE_HEADER: namespace})
+        caller = Caller(namespace, key.tenant, key, own={NAMESPACE_HEADER: namespace})
         known_for = self._known_for
         if key.expires is not None:
             known_for = min(known_for, key.expires - time.time())

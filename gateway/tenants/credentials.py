@@ -1,5 +1,7 @@
 """The credential that separates tenants, and the headers that are part of a key."""
 
+import hmac
+
 from multidict import CIMultiDictProxy
 
 # Names the tenant to an upstream that separates tenants, where no credential of the caller does.
@@ -31,6 +33,12 @@ def credential(headers: CIMultiDictProxy[str], namespace_setting: str) -> str:
         return _BEARER + given[0][1]
     # A line break, which no header can contain, separates the two kinds.
     return "\n".join((*tokens, *(f"\n{name}: {value}" for name, value in given)))
+
+
+def carries(text: str, secret: str) -> bool:
+    """Whether a credential is this secret, in one of the headers for it; compared in constant time."""
+    given = text.partition(_BEARER)[2] or text.rpartition(": ")[2]
+    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), secret.encode())
 
 
 def bearer(headers: CIMultiDictProxy[str]) -> dict[str, str]:

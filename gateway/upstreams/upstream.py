@@ -14,6 +14,7 @@ from yarl import URL
 
 from gateway.costs.machine import Machine, MachineShare
 from gateway.errors import DeadlineExceeded, TooManyRequests, UpstreamDisconnected, UpstreamTimeout, UpstreamUnreachable
+from gateway.http.tls import upstream_context
 from gateway.settings.settings import TimeoutSettings
 from gateway.settings.upstreams import BreakerSettings, UpstreamSettings
 from gateway.tenants.credentials import CREDENTIAL_HEADERS, NAMESPACE_HEADER
@@ -51,6 +52,16 @@ _DROPPED_REQUEST_HEADERS = HOP_BY_HOP | {
     "accept-encoding",
     "expect",
     "x-keepgate-admin-key",
+    # Of the client's own connection and browser: not an upstream's to know, and not its to trust.
+    "cookie",
+    "forwarded",
+    "origin",
+    "referer",
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-port",
+    "x-forwarded-proto",
+    "x-real-ip",
     PRIORITY_HEADER,
     TIMEOUT_HEADER,
     # Set by the gateway alone: a client that set it could read another tenant's KV blocks.
@@ -89,11 +100,17 @@ class Attempt:
 
 def end_to_end(headers: Mapping[str, str], dropped: frozenset[str]) -> CIMultiDict[str]:
     """The headers to forward: without `dropped` and without those that Connection names."""
-    named = {name.strip().lower() for name in headers.get("Connection", "").split(",")}
+    named: list[str] = []
     kept: CIMultiDict[str] = CIMultiDict()
     for name, value in headers.items():
-        if name.lower() not in dropped and name.lower() not in named:
+        # Some servers take an underscore for a hyphen.
+        plain = name.lower().replace("_", "-")
+        if plain == "connection":
+            named += value.split(",")
+        elif plain not in dropped:
             kept.add(name, value)
+    for name in named:
+        kept.popall(name.strip(), None)
     return kept
 
 
@@ -233,7 +250,7 @@ class Upstream:
         # "http://host:8000" and "http://host:8000/v1" are both what people paste.
         path = "/v1" if base.path in ("", "/") else base.raw_path.rstrip("/")
         self._path = path
-        self._origin = Origin(base)
+        self._origin = Origin(base, upstream_context(self.settings))
         self._connections = connections
         self._key = api_key(self.settings)
         self._dropped = _DROPPED_REQUEST_HEADERS | (CREDENTIAL_HEADERS if self._key is not None else frozenset())

@@ -13,6 +13,7 @@ import pytest
 
 from gateway.processes.app import open_gateway
 from gateway.settings.cache import CacheSettings
+from gateway.settings.operations import SecuritySettings
 from gateway.settings.settings import Settings, TimeoutSettings
 from gateway.settings.upstreams import RetrySettings
 from gateway.upstreams.mock import MockUpstream, Reply
@@ -81,6 +82,7 @@ class Stage:
         values = {
             "port": 0,
             "retries": RetrySettings(attempts=0),
+            "security": SecuritySettings(hosts=("*",)),
             "redis": "none",
             "state_dir": str(self._state),
             "upstreams": urls,

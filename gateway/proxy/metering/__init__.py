@@ -1,5 +1,5 @@
 """What requests count for: the limits of their callers, what they cost, and what they save.
 
 admissions.py admits a request by the limits of its key and team; accounting.py says what it cost or saved once it is
-answered. Read admissions.py first. Uses costs, tenants and the package cache.
+answered. Read admissions.py first. Uses costs, http, settings, tenants and the package cache.
 """

@@ -1,10 +1,14 @@
 """Holds requests to the limits of their callers: what a hit and a miss count for."""
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+from gateway.errors import Overloaded
+from gateway.http.memory_guard import MemoryGuard, memory_limit
 from gateway.proxy.inference_request import InferenceRequest
 from gateway.proxy.metering.accounting import Accounting
+from gateway.settings.settings import Settings
 from gateway.tenants.admission import UNLIMITED, Admission
 from gateway.tenants.caller import Caller
 from gateway.tenants.limiter import Limiter
@@ -20,8 +24,11 @@ _MOST_TOKENS = 2**31
 class Admissions:
     """Admits requests by the limits of their callers."""
 
-    def __init__(self, limiter: Limiter, accounting: Accounting) -> None:
+    def __init__(self, limiter: Limiter, accounting: Accounting, settings: Settings) -> None:
         self._limiter = limiter
+        self._memory = MemoryGuard(memory_limit(settings.limits.memory, settings.workers))
+        self._most = settings.limits.max_requests
+        self._under_way = 0
         self._accounting = accounting
 
     async def hit(self, caller: Caller) -> None:
@@ -29,8 +36,23 @@ class Admissions:
         if caller.key is not None and self._limiter.take_hit(caller) is not True:
             await self._limiter.admit_hit(caller)
 
-    async def miss(self, inference: InferenceRequest) -> Admission:
-        """Reserve what an answer may use. Raises RateLimited, BudgetExceeded and CacheUnavailable."""
+    @asynccontextmanager
+    async def miss(self, inference: InferenceRequest) -> AsyncIterator[Admission]:
+        """The time of a request whose answer is computed. What it may use is reserved.
+
+        Raises Overloaded, RateLimited, BudgetExceeded and CacheUnavailable.
+        """
+        with self._under_way_now(), await self._reserved(inference) as admission:
+            yield admission
+
+    @asynccontextmanager
+    async def other(self, caller: Caller, body: bytes | None) -> AsyncIterator[Admission]:
+        """The time of a request of which the gateway does not learn what it used. Raises what `miss` raises."""
+        tokens = len(body or b"") // _BYTES_PER_TOKEN
+        with self._under_way_now(), await self._limiter.admit(caller, tokens, 0, 0.0) as admission:
+            yield admission
+
+    async def _reserved(self, inference: InferenceRequest) -> Admission:
         if inference.caller.key is None:
             return UNLIMITED
         prompt_tokens = len(inference.body) // _BYTES_PER_TOKEN
@@ -38,11 +60,21 @@ class Admissions:
         dollars = self._accounting.estimate(inference, prompt_tokens, output_tokens)
         return await self._limiter.admit(inference.caller, prompt_tokens, output_tokens, dollars)
 
-    async def other(self, caller: Caller, body: bytes | None) -> Admission:
-        """Admit a request of which the gateway does not learn what it used."""
-        if caller.key is None:
-            return UNLIMITED
-        return await self._limiter.admit(caller, len(body or b"") // _BYTES_PER_TOKEN, 0, 0.0)
+    @contextmanager
+    def _under_way_now(self) -> Iterator[None]:
+        self._shed()
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+
+    def _shed(self) -> None:
+        """Refuse at once what would be too much. Raises Overloaded."""
+        if self._memory.overloaded:
+            raise Overloaded("The gateway is short of memory; try again.")
+        if self._most is not None and self._under_way >= self._most:
+            raise Overloaded(f"The gateway has {self._most} requests under way, as many as it may; try again.")
 
 
 def _output_tokens(fields: Mapping[str, Any]) -> int:

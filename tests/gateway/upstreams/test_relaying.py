@@ -93,7 +93,6 @@ async def test_headers_of_the_client_are_passed_on(stage: Stage) -> None:
         "User-Agent": "app/1",
         "Accept": "application/json",
         "X-Custom": "a, b",
-        "Cookie": "session=1",
         "Content-Type": "application/json; charset=utf-8",
     }
     await client.send("POST", "/v1/chat/completions", chat(), headers)
