@@ -16,10 +16,12 @@ from gateway.proxy.inference_request import InferenceRequest
 from gateway.proxy.lookup import REGENERATE, Lookup
 from gateway.proxy.metering.accounting import Accounting
 from gateway.proxy.metering.admissions import Admissions
+from gateway.proxy.metering.records import describe_flight, describe_request
 from gateway.proxy.relay import Relay
 from gateway.proxy.replay import Replay
 from gateway.proxy.semantic_lookup import NO_QUERY, SemanticLookup
 from gateway.proxy.single_flight import SingleFlight
+from gateway.telemetry.record import RECORD
 
 
 class Pipeline:
@@ -45,14 +47,18 @@ class Pipeline:
 
     async def answer(self, request: web.BaseRequest, inference: InferenceRequest) -> web.StreamResponse:
         """The response to a request. Raises GatewayError only while the response has not started."""
-        key, outcome = await self._lookup.find(inference)
+        record = request[RECORD]
+        describe_request(record, inference)
+        with record.span.span("cache.lookup"):
+            key, outcome = await self._lookup.find(inference)
         if isinstance(outcome, Hit) and self._lookup.may_serve(inference, outcome):
             if not await self._lookup.wants_another(inference, outcome):
                 return await self._serve_exact_hit(request, inference, key, outcome)
             outcome = Bypass(REGENERATE)
         query = NO_QUERY
         if not self._single_flight.in_flight(inference, key, outcome):
-            query = await self._semantic.find(inference, key, outcome)
+            with record.span.span("semantic.lookup") as span:
+                query = await self._semantic.find(inference, key, outcome, span)
         if query.hit is not None and isinstance(query.reply, LookupHit):
             if query.audit and not inference.cache_control.only_if_cached:
                 self._single_flight.audit(inference, key, query)
@@ -79,6 +85,8 @@ class Pipeline:
                 finally:
                     if joined:
                         self._accounting.joined(inference, flight)
+                        record.span.link(flight.span)
+                    describe_flight(record, flight, joined)
 
     async def _serve_exact_hit(
         self, request: web.BaseRequest, inference: InferenceRequest, key: Key, hit: Hit

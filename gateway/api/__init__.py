@@ -4,6 +4,6 @@ handlers.py has the endpoints that answer a prompt, models and what is relayed; 
 what else those APIs have; whole.py audio, images, moderations and reranking; batches.py the Files and Batch API;
 page.py the page at `/`; operator/ has the operator's, openapi/ describes all of them. A handler reads the request,
 calls the pipeline or the cache, and writes the response. The table of routes is in gateway/processes/routes.py. Read
-handlers.py first. Uses batches, costs, http, proxy, routing, settings, surfaces, tenants, upstreams and the package
-cache.
+handlers.py first. Uses batches, costs, http, proxy, routing, settings, surfaces, telemetry, tenants, upstreams and
+the package cache.
 """

@@ -10,6 +10,7 @@ from gateway import metrics
 from gateway.costs.pricing import Pricing
 from gateway.proxy.flight import FlightTable
 from gateway.proxy.semantic_lookup import SemanticLookup
+from gateway.telemetry.request_log import RequestLog
 
 
 async def collect(cache: ExactCache, semantic: SemanticLookup) -> dict[str, Any]:
@@ -134,15 +135,17 @@ def _rate(hits: float, others: float) -> float:
 class GaugeUpdater:
     """Copies the present state of the cache and the flights into the metrics."""
 
-    def __init__(self, cache: ExactCache, flights: FlightTable, hits: metrics.HitCounter) -> None:
+    def __init__(self, cache: ExactCache, flights: FlightTable, hits: metrics.HitCounter, requests: RequestLog) -> None:
         self._cache = cache
         self._flights = flights
         self._hits = hits
+        self._requests = requests
         self.pricing: Pricing | None = None
         """Whose machines have a figure."""
 
     def refresh(self) -> None:
         self._hits.flush()
+        metrics.requests_in_flight.set(self._requests.in_flight)
         if self.pricing is not None:
             self.pricing.refresh()
         memory, redis = self._cache.memory, self._cache.redis

@@ -21,8 +21,8 @@ async def mark_started(request: web.Request, _: web.StreamResponse) -> None:
     request[_STARTED] = True
 
 
-def answering_errors(render: Callable[[str, GatewayError], web.Response]) -> Middleware:
-    """A middleware that answers errors; `render` makes the response in the form that belongs to a path."""
+def answering_errors(render: Callable[[web.Request, GatewayError], web.Response]) -> Middleware:
+    """A middleware that answers errors; `render` makes the response in the form that belongs to its path."""
 
     @web.middleware
     async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -32,7 +32,7 @@ def answering_errors(render: Callable[[str, GatewayError], web.Response]) -> Mid
 
 
 async def _answer(
-    request: web.Request, handler: Handler, render: Callable[[str, GatewayError], web.Response]
+    request: web.Request, handler: Handler, render: Callable[[web.Request, GatewayError], web.Response]
 ) -> web.StreamResponse:
     """The handler's response, or an error's. One that has started is cut, so that no client takes it for complete."""
     try:
@@ -60,4 +60,4 @@ async def _answer(
     metrics.errors.labels(error.label).inc()
     if _STARTED in request and request.transport is not None:
         request.transport.abort()  # the returned response is not sent
-    return render(request.path, error)
+    return render(request, error)

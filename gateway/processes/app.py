@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import errno
 import functools
-import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -70,10 +69,14 @@ from gateway.settings.encryption_keys import encryption_of
 from gateway.settings.fields import SettingsError
 from gateway.settings.reloading import reloaded
 from gateway.settings.settings import Settings
+from gateway.telemetry.audit import AUDIT, AuditLog
+from gateway.telemetry.request_log import RequestLog
+from gateway.telemetry.tracing import open_tracing
 from gateway.tenants.callers import Callers
 from gateway.tenants.key_registry import KeyRegistry
 from gateway.tenants.limiter import Limiter, open_limiter
 from gateway.upstreams.connection import ConnectionPool, open_connections
+from telemetry.logs import configure_logging
 
 # Entries stay an hour beyond their lifetime, for requests that say max-stale.
 _KEPT_FOR_MAX_STALE = 3600.0
@@ -101,6 +104,7 @@ class Parts:
     limiter: Limiter
     registry: KeyRegistry | None
     ledger: Ledger
+    requests: RequestLog
 
 
 class Gateway:
@@ -164,7 +168,8 @@ class Gateway:
         if self._tls is not None:
             load_certificate(self._tls, settings.tls)
         await _use(self._server, settings, self._parts)
-        logging.getLogger().setLevel(settings.log_level.upper())
+        self._parts.requests.settings = settings.log
+        configure_logging(settings.log.format, settings.log_level)
         self.settings = settings
         return waiting
 
@@ -196,6 +201,7 @@ async def _open_parts(settings: Settings, semantic_socket: Path | None) -> Async
         open_upstreams(settings, connections, redis) as upstreams,
         open_limiter(redis, settings.keys) as limiter,
         open_ledger(redis, settings.costs.keep) as ledger,
+        open_tracing(settings.traces) as tracing,
         background_tasks() as tasks,
     ):
         keep_stale = max(_KEPT_FOR_MAX_STALE, settings.cache.stale_while_revalidate, settings.cache.stale_if_error)
@@ -204,6 +210,7 @@ async def _open_parts(settings: Settings, semantic_socket: Path | None) -> Async
             await cache.sync_purges()
         flights = FlightTable(tasks)
         hits = HitCounter()
+        requests = RequestLog(settings.log, tracing)
         parts = Parts(
             redis_url=redis_url,
             cache=cache,
@@ -215,11 +222,12 @@ async def _open_parts(settings: Settings, semantic_socket: Path | None) -> Async
             batches=BatchStore(settings.state_path(), settings.batches.max_file),
             tasks=tasks,
             hits=hits,
-            gauges=GaugeUpdater(cache, flights, hits),
+            gauges=GaugeUpdater(cache, flights, hits, requests),
             callers=Callers(redis, settings),
             limiter=limiter,
             registry=None if redis is None else KeyRegistry(redis),
             ledger=ledger,
+            requests=requests,
         )
         tasks.keep(cache.follow_purges)
         tasks.keep(ledger.flush_forever)
@@ -277,6 +285,7 @@ async def _use(server: HttpServer, settings: Settings, parts: Parts) -> None:
             CONVERSATIONS: parts.conversations,
             GAUGES: parts.gauges,
             BATCHES: parts.batches,
+            AUDIT: AuditLog(settings),
         },
     )
     runner = web.AppRunner(application)
@@ -284,7 +293,9 @@ async def _use(server: HttpServer, settings: Settings, parts: Parts) -> None:
     assert runner.server is not None  # noqa: S101  # setup() has made it
     server.use(
         runner.server,
-        lambda handler: FastPath(handler, parts.cache, parts.callers, parts.limiter, settings, accounting),
+        lambda handler: FastPath(
+            handler, parts.cache, parts.callers, parts.limiter, settings, accounting, parts.requests
+        ),
     )
 
 

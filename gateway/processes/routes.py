@@ -10,12 +10,25 @@ from gateway.api.app_keys import SETTINGS
 from gateway.api.identification import identifying
 from gateway.api.openapi.document import openapi_handler
 from gateway.api.operator import admin, costs, keys, prefix_stores, routing
+from gateway.errors import GatewayError
 from gateway.http.cors import answering_preflights, marking_answers
 from gateway.http.middleware import answering_errors, mark_started
 from gateway.settings.settings import Settings
 from gateway.surfaces.registry import error_response, form_of
 from gateway.surfaces.whole import ENDPOINTS
+from gateway.telemetry.record import RECORD, name_response
 from gateway.tenants.callers import Callers
+
+
+def _error_response(request: web.Request, error: GatewayError) -> web.Response:
+    if (record := request.get(RECORD)) is not None:
+        record.error = error.label
+    return error_response(form_of(request.path), error)
+
+
+async def _name(request: web.Request, response: web.StreamResponse) -> None:
+    if (record := request.get(RECORD)) is not None:
+        name_response(response.headers, record.request_id)
 
 
 def build_application(settings: Settings, callers: Callers, parts: Mapping[web.AppKey[Any], Any]) -> web.Application:
@@ -23,7 +36,7 @@ def build_application(settings: Settings, callers: Callers, parts: Mapping[web.A
     application = web.Application(
         middlewares=[
             answering_preflights(settings.cors_origins),
-            answering_errors(lambda path, error: error_response(form_of(path), error)),
+            answering_errors(_error_response),
             identifying(callers),
         ],
         client_max_size=settings.max_body,
@@ -32,6 +45,7 @@ def build_application(settings: Settings, callers: Callers, parts: Mapping[web.A
     for key, part in parts.items():
         application[key] = part
     application.on_response_prepare.append(mark_started)
+    application.on_response_prepare.append(_name)
     if settings.cors_origins:
         application.on_response_prepare.append(marking_answers(settings.cors_origins))
     application.add_routes(

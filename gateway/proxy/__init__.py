@@ -6,5 +6,6 @@ cache, replay.py answers a hit, fast_path.py answers it before routing. renderin
 that a client wants, conversations.py keeps what clients continue by an id,
 response_headers.py has the headers of hits and misses. Of the rooms below, prompt_caches
 marks requests for upstreams' own caches, and metering has their limits and costs. Read inference_request.py first.
-Uses costs, http, routing, settings, surfaces, tenants, upstreams and the package cache.
+Uses costs, http, routing, settings, surfaces, telemetry, tenants, upstreams, the package cache and the package
+telemetry.
 """

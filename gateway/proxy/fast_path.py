@@ -4,6 +4,7 @@ The result is the pipeline's own: the memory tier maps the digest of body, path 
 with which the pipeline answered. Other headers do not change that answer.
 """
 
+import asyncio
 import secrets
 import time
 
@@ -20,9 +21,13 @@ from gateway.http.body import read_body
 from gateway.http.server import Handler
 from gateway.proxy.inference_request import MAX_RISK_HEADER
 from gateway.proxy.metering.accounting import Accounting
+from gateway.proxy.metering.records import describe_caller, describe_hit
 from gateway.proxy.response_headers import hit_headers, whole_response
 from gateway.settings.settings import Settings
 from gateway.surfaces.registry import BY_PATH, error_response
+from gateway.surfaces.surface import AnswerForm
+from gateway.telemetry.record import RequestRecord
+from gateway.telemetry.request_log import RequestLog
 from gateway.tenants.caller import CALLER, Caller
 from gateway.tenants.callers import Callers
 from gateway.tenants.credentials import answer_headers
@@ -30,6 +35,8 @@ from gateway.tenants.limiter import Limiter
 from gateway.tenants.policies import allows_model, reads_cache
 from gateway.upstreams.upstream import REUSE_HEADER
 
+# What nginx logs for a client that has left.
+_CLIENT_CLOSED = 499
 RAW_DIGEST = web.RequestKey("raw_digest", bytes)
 
 
@@ -44,8 +51,10 @@ class FastPath:
         limiter: Limiter,
         settings: Settings,
         accounting: Accounting,
+        requests: RequestLog,
     ) -> None:
         self._application = application
+        self._requests = requests
         self._cache = cache
         self._callers = callers
         self._limiter = limiter
@@ -58,7 +67,22 @@ class FastPath:
         self._accounting = accounting
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        """The response to any request, which is told of when it has ended."""
         surface = BY_PATH.get(request.path)
+        record = self._requests.begin(request, request.path if surface is not None else "")
+        try:
+            response = await self._answer(request, surface, record)
+            record.status = response.status
+            return response
+        except asyncio.CancelledError:
+            record.status = _CLIENT_CLOSED
+            raise
+        finally:
+            self._requests.finish(record)
+
+    async def _answer(
+        self, request: web.BaseRequest, surface: AnswerForm | None, record: RequestRecord
+    ) -> web.StreamResponse:
         if surface is None or request.method != "POST" or self._has_directives(request.headers):
             return await self._application(request)
         caller = self._callers.known(request.headers)
@@ -69,6 +93,7 @@ class FastPath:
             body = await read_body(request, self._max_body, self._timeout)
         except GatewayError as error:
             metrics.errors.labels(error.label).inc()
+            record.error = error.label
             return error_response(surface, error)
         tenant = caller.credential + answer_headers(request.headers, self._key_headers)
         raw = b"\0".join((*(text.encode("utf-8", "surrogateescape") for text in (request.raw_path, tenant)), body))
@@ -78,6 +103,8 @@ class FastPath:
             return await self._application(request)
         slot, form, age = found
         self._accounting.hit_from_memory(surface.family, slot.entry, caller)
+        describe_hit(record, slot.entry, surface.family, "exact", slot.entry.repeat_cost)
+        describe_caller(record, caller)
         return whole_response(request, hit_headers(slot.entry, age, form, "exact"), slot.forms[form])
 
     def _find(self, digest: bytes, caller: Caller) -> tuple[Slot, str, float] | None:

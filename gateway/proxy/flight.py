@@ -37,6 +37,7 @@ from gateway.surfaces.openai import CHAT
 from gateway.surfaces.registry import BY_FAMILY
 from gateway.surfaces.surface import AnswerForm
 from gateway.upstreams.upstream import Upstream, UpstreamResponse
+from telemetry.tracing.span import NO_SPAN, Span
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +119,8 @@ class Flight:
         self.share: MachineShare | None = None
         self.model: str | None = None
         """Which model answers: a fallback, or the one that was asked for."""
+        self.span: Span = NO_SPAN
+        """Of the request to the upstream."""
         self.charge: Charge | None = None
         """What it cost, once it has finished."""
         self.status = 0

@@ -1,5 +1,6 @@
 """Sends a flight's answer to one client."""
 
+import time
 from collections.abc import Mapping
 
 from aiohttp import web
@@ -29,6 +30,7 @@ from gateway.proxy.response_headers import (
 from gateway.proxy.semantic_lookup import SemanticQuery
 from gateway.surfaces.openai import CHAT, COMPLETIONS
 from gateway.surfaces.surface import Json, TranslatedForm
+from gateway.telemetry.record import RECORD
 from gateway.upstreams.upstream import NO_HEADERS
 
 
@@ -64,7 +66,8 @@ class Relay:
         headers.update(limits)
         if (model := flight.model or inference.model) != inference.named:
             headers[MODEL_HEADER] = model
-        _count(inference.family, outcome)
+        record = request[RECORD]
+        record.cache, record.first_byte_at = _count(inference.family, outcome), time.monotonic()
         own = flight.form is inference.surface
         if not own and (unsent := inference.asked.unsent):
             headers.add(IGNORED_HEADER, ", ".join(unsent))
@@ -205,7 +208,7 @@ def _is_last(chunk: Json) -> bool:
     return any(choice.get("index", 0) == 0 and choice.get("finish_reason") is not None for choice in chunk["choices"])
 
 
-def _count(family: str, outcome: Outcome) -> None:
+def _count(family: str, outcome: Outcome) -> str:
     match outcome:
         case Bypass():
             kind = "bypass"
@@ -214,3 +217,4 @@ def _count(family: str, outcome: Outcome) -> None:
         case _:
             kind = "miss"
     metrics.requests.labels(family, kind, "none").inc()
+    return kind

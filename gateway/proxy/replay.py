@@ -10,8 +10,10 @@ from gateway.proxy.conversations import ConversationKeeper
 from gateway.proxy.fast_path import RAW_DIGEST
 from gateway.proxy.inference_request import InferenceRequest
 from gateway.proxy.metering.accounting import Accounting
+from gateway.proxy.metering.records import describe_hit
 from gateway.proxy.rendering import render
 from gateway.proxy.response_headers import hit_headers, semantic_headers, whole_response
+from gateway.telemetry.record import RECORD
 
 
 class Replay:
@@ -34,6 +36,7 @@ class Replay:
         """Serve the entry of this same request."""
         body = await self._form(hit.entry, inference)
         self._accounting.exact_hit(inference, hit.entry)
+        describe_hit(request[RECORD], hit.entry, inference.family, "exact", hit.entry.repeat_cost)
         self._remember(request, inference, hit)
         return whole_response(request, hit_headers(hit.entry, hit.age, inference.form, detail), body)
 
@@ -43,6 +46,7 @@ class Replay:
         """Serve the entry of a similar question. Nothing is kept: the next request is looked up again."""
         body = await self._form(hit.entry, inference)
         saving = self._accounting.similar_hit(inference, hit.entry, found.layer)
+        describe_hit(request[RECORD], hit.entry, inference.family, found.layer, saving)
         headers = hit_headers(hit.entry, hit.age, inference.form, found.layer, found.layer, saving) | semantic_headers(
             found
         )

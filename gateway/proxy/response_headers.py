@@ -5,7 +5,7 @@ A header of a hit is added in `hit_headers`, one of a forwarded request in `forw
 
 import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from email.utils import formatdate
 
 from aiohttp import HttpVersion11, web
@@ -19,6 +19,7 @@ from gateway.costs.cost import money
 from gateway.costs.pricing import Charge
 from gateway.proxy.lookup import ASKING_FOR_NEW
 from gateway.surfaces.registry import BY_FAMILY
+from gateway.telemetry.record import RECORD, name_response
 
 IGNORED_HEADER = "x-keepgate-ignored-fields"
 """Names the fields of a request that had no meaning for what answered it."""
@@ -62,9 +63,11 @@ def hit_headers(
     return headers
 
 
-def whole_response(request: web.BaseRequest, headers: Mapping[str, str], body: bytes) -> web.StreamResponse:
+def whole_response(request: web.BaseRequest, headers: MutableMapping[str, str], body: bytes) -> web.StreamResponse:
     """Status 200 with these headers and this body."""
     if _is_plain(request):
+        if (record := request.get(RECORD)) is not None:
+            name_response(headers, record.request_id)
         return _ReadyResponse(headers, body)
     return web.Response(body=body, headers=headers)
 

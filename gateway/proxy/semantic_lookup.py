@@ -32,6 +32,7 @@ from gateway.http.background_tasks import BackgroundTasks
 from gateway.proxy.inference_request import InferenceRequest
 from gateway.proxy.lookup import ASKING_FOR_NEW
 from gateway.settings.settings import Settings
+from telemetry.tracing.span import Span
 
 # In the background.
 _BACKGROUND_TIMEOUT = 2.0
@@ -74,8 +75,8 @@ class SemanticLookup:
         self._tasks = tasks
         self._in_flight: dict[tuple[str, float], SemanticQuery] = {}
 
-    async def find(self, inference: InferenceRequest, key: Key, outcome: Outcome) -> SemanticQuery:
-        """The stored answer of a similar question that may be served, after an exact miss."""
+    async def find(self, inference: InferenceRequest, key: Key, outcome: Outcome, span: Span) -> SemanticQuery:
+        """The stored answer of a similar question that may be served, after an exact miss; `span` is of this search."""
         question = inference.question
         query = self.unsent_query(inference)
         if self._client is None or question is None or not query.open:
@@ -88,7 +89,14 @@ class SemanticLookup:
         if isinstance(outcome, Hit):  # stale: the client wants a new answer to this same question
             return query
         serves = self._mode == "on"
-        ask = LookupRequest(key.id, question.partition, question.text, inference.max_risk, serves)
+        ask = LookupRequest(
+            key.id,
+            question.partition,
+            question.text,
+            inference.max_risk,
+            serves,
+            span.headers().get("traceparent", ""),
+        )
         query = self._join_or_ask(self._client, ask)
         if not serves:
             return query

@@ -29,6 +29,8 @@ from gateway.routing.table import RoutingTable
 from gateway.settings.cache import CacheSettings
 from gateway.surfaces.surface import TranslatedForm
 from gateway.surfaces.whole import WholeEndpoint
+from gateway.telemetry.record import REQUEST_ID_HEADER, current_record
+from gateway.telemetry.tracing import call_attributes, operation_of, server_attributes, usage_attributes
 from gateway.tenants.admission import UNLIMITED, Admission
 from gateway.tenants.credentials import NAMESPACE_HEADER
 from gateway.tenants.policies import writes_cache
@@ -126,9 +128,18 @@ class SingleFlight:
         self._flights.start(flight, self._compute(inference, key, flight, query, admission, keeps), name)
         return flight
 
-    def _own_headers(self, inference: InferenceRequest) -> Mapping[str, str]:
-        """The gateway's own request headers, beside the client's."""
-        return {REUSE_HEADER: inference.reuse, **inference.caller.own}
+    def _own_headers(self, inference: InferenceRequest, flight: Flight) -> Mapping[str, str]:
+        """The gateway's own request headers, beside the client's. The flight's span begins."""
+        own = {REUSE_HEADER: inference.reuse, **inference.caller.own}
+        if (record := current_record()) is not None:
+            own[REQUEST_ID_HEADER] = record.request_id
+            if record.span.is_recorded:
+                attributes = call_attributes(inference.family, inference.model, stream=inference.stream)
+                flight.span = record.span.span(
+                    f"{operation_of(inference.family)} {inference.model}", attributes, "client"
+                )
+            own |= flight.span.headers() or record.span.headers()
+        return own
 
     async def _prefix(self, inference: InferenceRequest, key: Key) -> "_Prefix":
         """What the routing of this model wants to know of the prompt."""
@@ -151,7 +162,7 @@ class SingleFlight:
         keeps: bool,
     ) -> None:
         generation = self._cache.generation(key.namespace, inference.model)
-        own = self._own_headers(inference)
+        own = self._own_headers(inference, flight)
 
         async def request() -> UpstreamResponse:
             attempts = inference.attempts(self._settings.ask_usage)
@@ -182,6 +193,7 @@ class SingleFlight:
             await flight.run(request())  # whose faults are the flight's
         finally:
             charge = flight.charge = self._accounting.computed(inference, flight)
+            _end_span(flight)
             tokens = 0 if charge is None else charge.prompt_tokens + charge.completion_tokens
             admission.settle(tokens, 0.0 if charge is None else charge.cost or 0.0)
         _count(flight)
@@ -247,6 +259,20 @@ def _flight_keys(inference: InferenceRequest, key: Key) -> tuple[str, str]:
     """
     name = f"{key.id} at {inference.priority}"
     return f"{name} with usage", f"{name} without usage"
+
+
+def _end_span(flight: Flight) -> None:
+    span, source = flight.span, flight.source
+    if not span.is_recorded:
+        return
+    if source is not None:
+        span.set({**server_attributes(source.url), "http.response.status_code": flight.status})
+    if flight.charge is not None:
+        charge = flight.charge
+        span.set(usage_attributes(charge.prompt_tokens, charge.completion_tokens, charge.cached_tokens))
+    if flight.error is not None:
+        span.fail(flight.error.label)
+    span.end()
 
 
 def _count(flight: Flight) -> None:

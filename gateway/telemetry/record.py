@@ -3,12 +3,12 @@
 import itertools
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 import msgspec
 from aiohttp import web
-from multidict import CIMultiDict
 
+from telemetry.logs import CURRENT_REQUEST
 from telemetry.tracing.span import NO_SPAN, Span
 
 REQUEST_ID_HEADER = "x-request-id"
@@ -66,6 +66,12 @@ class RequestRecord(msgspec.Struct):
 RECORD = web.RequestKey("record", RequestRecord)
 
 
+def current_record() -> RequestRecord | None:
+    """The record of the request that the running task works for, or was started by."""
+    record = CURRENT_REQUEST.get()
+    return record if isinstance(record, RequestRecord) else None
+
+
 def request_id_of(headers: Mapping[str, str]) -> str:
     """The client's own id of its request if it is 1 to 128 of A-Z, a-z, 0-9, `.`, `_` and `-`; else a new one."""
     given = headers.get(REQUEST_ID_HEADER)
@@ -74,7 +80,7 @@ def request_id_of(headers: Mapping[str, str]) -> str:
     return f"{_PREFIX}-{next(_numbers):x}"
 
 
-def name_response(headers: CIMultiDict[str], request_id: str) -> None:
+def name_response(headers: MutableMapping[str, str], request_id: str) -> None:
     """Give a response the id of its request; an upstream's own id stays under another name."""
     if (theirs := headers.get(REQUEST_ID_HEADER)) is not None and theirs != request_id:
         headers[UPSTREAM_REQUEST_ID_HEADER] = theirs

@@ -61,16 +61,19 @@ def provider_of(url: str) -> str:
     return next((name for end, name in _PROVIDERS.items() if host == end or host.endswith(f".{end}")), "openai")
 
 
-def call_attributes(family: str, model: str, url: str, *, stream: bool) -> dict[str, Value]:
+def call_attributes(family: str, model: str, *, stream: bool) -> dict[str, Value]:
     """Of the span of a request to an upstream, whose kind is `client` and whose name `OPERATION MODEL`."""
-    parts = urlsplit(url)
-    attributes: dict[str, Value] = {
+    return {
         "gen_ai.operation.name": operation_of(family),
-        "gen_ai.provider.name": provider_of(url),
         "gen_ai.request.model": model,
         "gen_ai.request.stream": stream,
-        "server.address": parts.hostname or "",
     }
+
+
+def server_attributes(url: str) -> dict[str, Value]:
+    """Of the same span, when it is known which upstream has answered."""
+    parts = urlsplit(url)
+    attributes: dict[str, Value] = {"gen_ai.provider.name": provider_of(url), "server.address": parts.hostname or ""}
     return {**attributes, "server.port": parts.port} if parts.port else attributes
 
 

@@ -2,5 +2,5 @@
 
 admin.py inspects and purges the cache; prefix_stores.py asks the upstreams'; keys.py, costs.py and routing.py are what
 `keepgate keys`, `keepgate costs` and a change of a strategy use. Read admin.py first. Uses costs,
-http, routing, tenants, upstreams and the package cache.
+http, routing, telemetry, tenants, upstreams and the package cache.
 """

@@ -15,6 +15,7 @@ from gateway.api.access import require_operator
 from gateway.api.app_keys import CACHE, CONVERSATIONS, GAUGES, SEMANTIC
 from gateway.api.identification import caller_of
 from gateway.errors import CacheUnavailable, InvalidRequest, NotFound
+from gateway.telemetry.audit import audit
 
 _encode = msgspec.json.Encoder().encode
 
@@ -79,6 +80,9 @@ async def delete_entry(request: web.Request) -> web.Response:
         await request.app[SEMANTIC].forget(entry.id)
     except StoreUnavailable as error:
         raise CacheUnavailable(f"The entry is not gone from everywhere, and may be deleted again: {error}.") from error
+    caller = caller_of(request)
+    is_own = caller is not None and namespace_of(entry.id) == caller.namespace
+    audit(request, "cache.delete", entry.id, who="tenant" if is_own else "", wrong=is_wrong)
     return _json(deleted)
 
 
@@ -102,6 +106,7 @@ async def purge(request: web.Request) -> web.Response:
         await request.app[CACHE].purge(scope, name)
     except StoreUnavailable as error:
         raise CacheUnavailable(f"The purge holds in this worker, but not in the shared store: {error}.") from error
+    audit(request, "cache.purge", name, scope=scope)
     return _json({"purged": scope} if scope == "all" else {"purged": scope, scope: name})
 
 
@@ -117,6 +122,7 @@ async def _erase(request: web.Request, namespace: str) -> web.Response:
             "Repeat the request."
         ) from error
     responses = request.app[CONVERSATIONS].forget(namespace)
+    audit(request, "cache.erase", namespace, remaining=erased.remaining)
     return _json(
         {
             "erased": "tenant",

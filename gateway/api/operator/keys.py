@@ -11,6 +11,7 @@ from gateway.api.app_keys import SETTINGS
 from gateway.errors import CacheUnavailable
 from gateway.http.body import read_body
 from gateway.http.json_object import decode_object
+from gateway.telemetry.audit import audit
 from gateway.tenants.key_changes import KeyChanges, NewKey, Rotation, TeamLimits, checked, checked_name
 from gateway.tenants.key_registry import KeyRegistry, Team
 from gateway.tenants.virtual_key import CachePolicy, Limits, VirtualKey
@@ -71,6 +72,7 @@ async def create_key(request: web.Request) -> web.Response:
     """POST /v1/keys."""
     registry = _registry(request)
     key, secret = await registry.create(await _read(request, NewKey))
+    audit(request, "key.create", key.id, name=key.name, team=key.team)
     return _json(KeyWithSecret(**_fields(key), secret=secret))
 
 
@@ -88,12 +90,16 @@ async def change_key(request: web.Request) -> web.Response:
     """PATCH /v1/keys/{id}."""
     registry = _registry(request)
     changes = await _read(request, KeyChanges)
-    return _json(Key(**_fields(await registry.change(request.match_info["id"], changes))))
+    key = await registry.change(request.match_info["id"], changes)
+    audit(request, "key.change", key.id)
+    return _json(Key(**_fields(key)))
 
 
 async def revoke_key(request: web.Request) -> web.Response:
     """DELETE /v1/keys/{id}."""
-    return _json(Key(**_fields(await _registry(request).revoke(request.match_info["id"]))))
+    key = await _registry(request).revoke(request.match_info["id"])
+    audit(request, "key.revoke", key.id)
+    return _json(Key(**_fields(key)))
 
 
 async def rotate_key(request: web.Request) -> web.Response:
@@ -101,6 +107,7 @@ async def rotate_key(request: web.Request) -> web.Response:
     registry = _registry(request)
     rotation = await _read(request, Rotation) if request.can_read_body else Rotation()
     key, secret = await registry.rotate(request.match_info["id"], rotation)
+    audit(request, "key.rotate", key.id)
     return _json(KeyWithSecret(**_fields(key), secret=secret))
 
 
@@ -120,6 +127,7 @@ async def set_team(request: web.Request) -> web.Response:
     name = checked_name(request.match_info["name"])
     team = Team(name=name, limits=(await _read(request, TeamLimits)).limits)
     await registry.set_team(team)
+    audit(request, "team.set", name)
     return _json(_team(team))
 
 

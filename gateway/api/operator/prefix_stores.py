@@ -22,6 +22,7 @@ from gateway.errors import (
 from gateway.http.body import read_body
 from gateway.http.json_object import decode_object
 from gateway.http.sse import event_json
+from gateway.telemetry.audit import audit
 from gateway.upstreams.upstream import Upstream
 
 _encode = msgspec.json.Encoder().encode
@@ -50,8 +51,11 @@ async def operate(request: web.Request) -> web.Response:
     body = await read_body(request, settings.max_body, settings.timeouts.client)
     fields = await asyncio.to_thread(decode_object, body) if len(body) > _LARGE_BODY else decode_object(body)
     upstreams = request.app[ROUTER].having(_model(fields.get("model")))
-    path = f"/v1/prefix/{request.match_info['operation']}"
-    return _done(await _ask_all(request, upstreams, "POST", path, body))
+    operation = request.match_info["operation"]
+    done = _done(await _ask_all(request, upstreams, "POST", f"/v1/prefix/{operation}", body))
+    if operation != "lookup":
+        audit(request, f"prefix.{operation}", str(fields.get("model") or ""))
+    return done
 
 
 async def clear(request: web.Request) -> web.Response:
@@ -59,7 +63,9 @@ async def clear(request: web.Request) -> web.Response:
     require_operator(request)
     _refuse_parameters(request, "model")
     upstreams = request.app[ROUTER].having(_model(request.query.get("model")))
-    return _done(await _ask_all(request, upstreams, "DELETE", "/v1/prefix", None))
+    done = _done(await _ask_all(request, upstreams, "DELETE", "/v1/prefix", None))
+    audit(request, "prefix.clear", request.query.get("model", ""))
+    return done
 
 
 def _refuse_parameters(request: web.Request, known: str = "") -> None:

@@ -11,6 +11,7 @@ from gateway.errors import InvalidRequest
 from gateway.http.body import read_body
 from gateway.http.json_object import decode_object
 from gateway.routing.strategies.registry import STRATEGIES
+from gateway.telemetry.audit import audit
 from gateway.upstreams.upstream import Upstream
 
 _encode = msgspec.json.Encoder().encode
@@ -46,6 +47,7 @@ async def switch(request: web.Request) -> web.Response:
             f"The body must be an object with 'strategy', one of {', '.join(STRATEGIES)}.", param="strategy"
         )
     request.app[ROUTING].use(model, strategy)
+    audit(request, "routing.switch", model, strategy=strategy)
     return _json({"model": model, "strategy": strategy})
 
 

@@ -18,6 +18,7 @@ from gateway.api.operator.keys import REGISTRY, ROUTES
 from gateway.http.middleware import answering_errors
 from gateway.settings.fields import Secret
 from gateway.settings.settings import Settings
+from gateway.telemetry.audit import AUDIT, AuditLog
 from gateway.tenants.key_registry import KeyRegistry
 from tests.cache.valkey import Valkey
 
@@ -57,7 +58,8 @@ class Server:
 
 async def serve(stack: AsyncExitStack, valkey: Valkey | None) -> Server:
     application = web.Application(middlewares=[answering_errors(lambda _, error: error.response())])
-    application[SETTINGS] = Settings(admin_key=Secret(ADMIN))
+    application[SETTINGS] = settings = Settings(admin_key=Secret(ADMIN))
+    application[AUDIT] = AuditLog(settings)
     if valkey is not None:
         application[REGISTRY] = KeyRegistry(await stack.enter_async_context(open_redis_store(valkey.url, 0.5)))
     application.add_routes(ROUTES)

@@ -16,6 +16,7 @@ from gateway.settings.fields import Secret
 from gateway.settings.settings import Settings
 from gateway.settings.upstreams import ModelSettings, RoutingSettings, UpstreamSettings
 from gateway.surfaces.registry import error_response, form_of
+from gateway.telemetry.audit import AUDIT, AuditLog
 from gateway.upstreams.connection import open_connections
 from gateway.upstreams.upstream import Upstream
 
@@ -31,9 +32,10 @@ async def url() -> AsyncIterator[str]:
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(open_connections(1.0))
         application = web.Application(
-            middlewares=[answering_errors(lambda path, error: error_response(form_of(path), error))]
+            middlewares=[answering_errors(lambda request, error: error_response(form_of(request.path), error))]
         )
         application[SETTINGS] = settings
+        application[AUDIT] = AuditLog(settings)
         application[ROUTING] = RoutingTable(settings)
         application[ROUTER] = Router(Upstream(servers[0].url, pool, settings.timeouts, settings=servers[0]))
         application.add_routes([web.get("/v1/routing", describe), web.put("/v1/routing/{model:.+}", switch)])

@@ -12,7 +12,7 @@ from gateway import metrics
 from gateway.settings.operations import LogSettings
 from gateway.telemetry.record import RECORD, RequestRecord, name_response, request_id_of
 from gateway.telemetry.request_log import RequestLog
-from gateway.telemetry.tracing import call_attributes, operation_of, provider_of, usage_attributes
+from gateway.telemetry.tracing import call_attributes, operation_of, provider_of, server_attributes, usage_attributes
 from telemetry.logs import CURRENT_REQUEST, JsonFormatter
 from telemetry.tracing.opening import open_tracing
 from telemetry.tracing.span import Tracing
@@ -133,11 +133,13 @@ def test_calls_are_named_by_the_conventions() -> None:
     assert provider_of("https://api.anthropic.com/v1") == "anthropic"
     assert provider_of("https://team.openai.azure.com/openai/v1") == "azure.ai.openai"
     assert provider_of("http://evilapi.anthropic.com:8000/v1") == "openai"
-    assert call_attributes("messages", "m", "http://gpu:8000/v1", stream=True) == {
+    assert call_attributes("messages", "m", stream=True) == {
         "gen_ai.operation.name": "chat",
-        "gen_ai.provider.name": "openai",
         "gen_ai.request.model": "m",
         "gen_ai.request.stream": True,
+    }
+    assert server_attributes("http://gpu:8000/v1") == {
+        "gen_ai.provider.name": "openai",
         "server.address": "gpu",
         "server.port": 8000,
     }

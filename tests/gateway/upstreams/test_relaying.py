@@ -103,14 +103,14 @@ async def test_headers_of_the_client_are_passed_on(stage: Stage) -> None:
 
 
 async def test_no_further_headers_are_added_to_a_request(stage: Stage) -> None:
-    """The gateway adds at most Host, Content-Length, Accept-Encoding and the hint about the prompt."""
+    """The gateway adds at most Host, Content-Length, Accept-Encoding, the hint about the prompt and the id."""
     mock = await stage.mock()
     client = await stage.gateway(mock)
     async with wire(client) as connection:
         await connection.send(request_bytes(msgspec.json.encode(chat())))
         await connection.answer()
 
-    assert set(lowered(mock.received[0])) <= {"host", "content-length", "accept-encoding", "x-keepgate-reuse"}
+    assert set(lowered(mock.received[0])) <= {"host", "content-length", "accept-encoding", "x-keepgate-reuse", "x-request-id"}
 
 
 async def test_hop_by_hop_headers_do_not_reach_the_upstream(stage: Stage) -> None:
@@ -161,7 +161,8 @@ async def test_headers_of_the_upstream_are_passed_back(stage: Stage) -> None:
     client = await stage.gateway(raw)
     miss = await client.post(chat())
 
-    assert miss.headers["x-request-id"] == "r1"
+    assert miss.headers["x-keepgate-upstream-request-id"] == "r1"
+    assert miss.headers["x-request-id"] != "r1"
     assert miss.headers["x-ratelimit-remaining-tokens"] == "99"
     assert miss.headers.getall("Set-Cookie") == ["a=1", "b=2"]
     assert not {"Keep-Alive", "X-Hop"} & set(miss.headers)
@@ -174,7 +175,8 @@ async def test_headers_of_one_answer_do_not_come_back_with_a_hit(stage: Stage) -
     await client.post(chat())
     hit = await client.post(chat())
 
-    assert not {"x-request-id", "Set-Cookie"} & set(hit.headers)
+    assert not {"x-keepgate-upstream-request-id", "Set-Cookie"} & set(hit.headers)
+    assert hit.headers["x-request-id"] != "r1"
 
 
 async def test_the_query_goes_through(stage: Stage) -> None:

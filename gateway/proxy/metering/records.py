@@ -1,0 +1,40 @@
+"""Fills in the record of a request: who asked for what, and how it was answered."""
+
+import time
+
+from cache.entries.entry import Entry
+from gateway.proxy.flight import Flight
+from gateway.proxy.inference_request import InferenceRequest
+from gateway.telemetry.record import RequestRecord
+from gateway.tenants.caller import Caller
+
+
+def describe_caller(record: RequestRecord, caller: Caller) -> None:
+    if caller.key is not None:
+        record.key, record.team = caller.key.id, caller.key.team
+
+
+def describe_request(record: RequestRecord, inference: InferenceRequest) -> None:
+    record.family, record.model, record.stream = inference.family, inference.model, inference.stream
+    describe_caller(record, inference.caller)
+
+
+def describe_hit(record: RequestRecord, entry: Entry, family: str, layer: str, saving: float | None) -> None:
+    """An answer from the cache, which is sent now."""
+    record.family, record.model, record.upstream = family, entry.model, entry.upstream
+    record.cache, record.layer = "hit", layer
+    record.prompt_tokens, record.completion_tokens = entry.prompt_tokens, entry.completion_tokens
+    record.cost, record.saving = 0.0, saving
+    record.first_byte_at = time.monotonic()
+
+
+def describe_flight(record: RequestRecord, flight: Flight, joined: bool) -> None:
+    """An answer that an upstream has computed, once it has ended."""
+    record.upstream = flight.upstream
+    if flight.error is not None:
+        record.error = flight.error.label
+    if flight.charge is not None:
+        charge = flight.charge.joined() if joined else flight.charge
+        record.prompt_tokens, record.cached_tokens = charge.prompt_tokens, charge.cached_tokens
+        record.completion_tokens = charge.completion_tokens
+        record.cost, record.saving = charge.cost, charge.saving
