@@ -8,12 +8,14 @@ import msgspec
 EVENT_STREAM = "text/event-stream"
 
 _decode = msgspec.json.Decoder().decode
-_BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
+# A run of them ends one event: millions of empty ones would cost a second.
+_BLANK_LINES = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2,}")
 _MAX_BLANK_LINE = 4
+_LINE_END = re.compile(rb"\n[\r\n]*")
 
 
 class EventSplitter:
-    """Cuts bytes into whole events, each with the blank line that ends it, in time linear in their number."""
+    """Cuts bytes into whole events, each with the blank lines that end it, in time linear in their number."""
 
     __slots__ = ("_rest", "_scanned")
 
@@ -22,7 +24,7 @@ class EventSplitter:
         self._scanned = 0  # bytes of `_rest` in which no blank line ends
 
     def feed(self, data: bytes) -> list[bytes]:
-        if not self._rest and data.endswith(b"\n\n") and b"\r" not in data:
+        if not self._rest and data.endswith(b"\n\n") and b"\r" not in data and b"\n\n\n" not in data:
             # The common case: whole events.
             return [event + b"\n\n" for event in data[:-2].split(b"\n\n")]
         rest = self._rest
@@ -32,7 +34,7 @@ class EventSplitter:
         events: list[bytes] = []
         start = 0
         at = self._scanned
-        while (match := _BLANK_LINE.search(rest, at, end)) is not None:
+        while (match := _BLANK_LINES.search(rest, at, end)) is not None:
             at = match.end()
             events.append(bytes(rest[start:at]))
             start = at
@@ -56,7 +58,7 @@ class EventSplitter:
 
 
 class LineSplitter(EventSplitter):
-    """Cuts newline-delimited JSON into whole lines, each with the line break that ends it."""
+    """Cuts newline-delimited JSON into whole lines, each with the line breaks that end it."""
 
     __slots__ = ()
 
@@ -65,9 +67,9 @@ class LineSplitter(EventSplitter):
         rest += data
         start = 0
         lines: list[bytes] = []
-        while (end := rest.find(b"\n", max(start, self._scanned))) >= 0:
-            lines.append(bytes(rest[start : end + 1]))
-            start = end + 1
+        while (match := _LINE_END.search(rest, max(start, self._scanned))) is not None:
+            lines.append(bytes(rest[start : match.end()]))
+            start = match.end()
         del rest[:start]
         self._scanned = len(rest)
         return lines

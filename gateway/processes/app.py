@@ -281,7 +281,7 @@ async def _use(server: HttpServer, settings: Settings, parts: Parts) -> None:
             ROUTER: router,
             ROUTING: parts.upstreams.table,
             PIPELINE: pipeline,
-            EMBEDDINGS: Embeddings(parts.cache, router, parts.tasks, settings.cache),
+            EMBEDDINGS: Embeddings(parts.cache, router, parts.tasks, settings.cache, admissions, accounting),
             CONVERSATIONS: parts.conversations,
             GAUGES: parts.gauges,
             BATCHES: parts.batches,

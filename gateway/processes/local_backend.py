@@ -13,7 +13,7 @@ from gateway.processes.app import Gateway
 from gateway.processes.child import running
 from gateway.settings.backend import BackendSettings
 from gateway.settings.fields import SettingsError, masked
-from gateway.settings.settings import TimeoutSettings
+from gateway.settings.upstreams import UpstreamSettings
 from gateway.upstreams.upstream import Upstream
 
 log = logging.getLogger(__name__)
@@ -96,13 +96,21 @@ class LocalBackend:
 class LocalUpstream:
     """Adds the local backend to the gateway's router when it is ready, and removes it when it ends."""
 
-    def __init__(self, gateway: Gateway, timeouts: TimeoutSettings) -> None:
+    def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._timeouts = timeouts
         self._current: Upstream | None = None
 
     def on_ready(self, url: str, model: str) -> None:
-        upstream = Upstream(url, self._gateway.connections, self._timeouts, _LABEL)
+        settings = self._gateway.settings
+        server = UpstreamSettings(url=url, name=_LABEL, price_per_hour=settings.costs.backend_per_hour)
+        upstream = Upstream(
+            url,
+            self._gateway.connections,
+            settings.timeouts,
+            settings=server,
+            breaker=settings.breaker,
+            workers=settings.workers,
+        )
         upstream.models, upstream.reachable = frozenset({model}), True
         self._current = upstream
         self._gateway.router.add(upstream)

@@ -132,7 +132,7 @@ async def _serve(settings: Settings, make_reloader: MakeReloader, hangups: Hangu
         if settings.upstreams:
             tasks.start(_print_unreachable(gateway))
         else:
-            place = LocalUpstream(gateway, settings.timeouts)
+            place = LocalUpstream(gateway)
 
             def on_ready(url: str, model: str) -> None:
                 place.on_ready(url, model)
@@ -172,7 +172,7 @@ async def _serve_with_workers(settings: Settings, make_reloader: MakeReloader, h
         if settings.upstreams:
             worker_tasks.start(_print_unreachable(gateway))
         else:
-            place = LocalUpstream(gateway, settings.timeouts)
+            place = LocalUpstream(gateway)
 
             def on_ready(url: str, model: str) -> None:
                 place.on_ready(url, model)

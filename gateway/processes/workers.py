@@ -89,7 +89,7 @@ async def work() -> None:
     socket = msgspec.json.decode(await news.readline(), type=str)
     semantic_socket = Path(socket) if socket else None
     async with open_gateway(settings, share_port=True, semantic_socket=semantic_socket) as gateway:
-        backend = LocalUpstream(gateway, settings.timeouts)
+        backend = LocalUpstream(gateway)
         async for line in news:
             told = _news.decode(line)
             if isinstance(told, NewSettings):

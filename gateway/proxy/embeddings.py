@@ -17,11 +17,14 @@ from cache.entries.outcomes import Hit
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
 from gateway import metrics
+from gateway.costs.pricing import Charge
 from gateway.errors import GatewayError, InternalError, InvalidRequest, NotCached, UpstreamDisconnected, UpstreamError
 from gateway.http.background_tasks import BackgroundTasks
 from gateway.http.cache_control import CacheControl, parse_cache_control
 from gateway.http.json_object import decode_object
 from gateway.proxy.lookup import count_lookup
+from gateway.proxy.metering.accounting import Accounting
+from gateway.proxy.metering.admissions import Admissions
 from gateway.proxy.model_names import resolved
 from gateway.routing.call import RouteCall
 from gateway.routing.models import ModelTable
@@ -65,6 +68,7 @@ class _Batch:
     """The body that was sent: a client's own if nothing of it was stored."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     entries: dict[str, Entry] = field(default_factory=dict)
+    charge: Charge | None = None
     error: GatewayError | None = None
     status: int = 0
     headers: CIMultiDict[str] = field(default_factory=CIMultiDict)
@@ -120,7 +124,17 @@ def _are_tokens(item: Any) -> bool:
 class Embeddings:
     """Answers embedding requests from the exact cache and from upstreams. Owns the calls: no client's end ends one."""
 
-    def __init__(self, cache: ExactCache, router: Router, tasks: BackgroundTasks, settings: CacheSettings) -> None:
+    def __init__(
+        self,
+        cache: ExactCache,
+        router: Router,
+        tasks: BackgroundTasks,
+        settings: CacheSettings,
+        admissions: Admissions,
+        accounting: Accounting,
+    ) -> None:
+        self._admissions = admissions
+        self._accounting = accounting
         self._cache = cache
         self._router = router
         self._tasks = tasks
@@ -137,10 +151,15 @@ class Embeddings:
         if hits < len(asked.keys):
             if control.only_if_cached:
                 raise NotCached("Not all of the embeddings are in the cache, and the request says only-if-cached.")
-            batches = await self._computed(asked, entries, joins=not is_bypass)
-            if any(batch.asked is not asked and batch.status != 200 for batch in batches):
-                # The refusal may be about what only the other request had.
-                batches = await self._computed(asked, entries, joins=False)
+            async with self._admissions.other(asked.caller, asked.body) as admission:
+                batches = await self._computed(asked, entries, joins=not is_bypass)
+                if any(batch.asked is not asked and batch.status != 200 for batch in batches):
+                    # The refusal may be about what only the other request had.
+                    batches = await self._computed(asked, entries, joins=False)
+                charges = [batch.charge for batch in batches if batch.asked is asked and batch.charge is not None]
+                admission.settle(
+                    sum(charge.prompt_tokens for charge in charges), sum(charge.cost or 0.0 for charge in charges)
+                )
             for batch in batches:
                 if batch.error is not None:
                     raise batch.error
@@ -149,6 +168,9 @@ class Embeddings:
                     headers.extend(_headers(hits, len(asked.keys), is_bypass))
                     return web.Response(status=batch.status, body=batch.body, headers=headers)
                 entries |= batch.entries
+        else:
+            await self._admissions.hit(asked.caller)
+            self._accounting.embedded_hit(asked.caller, [entries[key.id] for key in asked.keys])
         size = sum(len(entries[key.id].body) for key in asked.keys)
         body = await asyncio.to_thread(_joined, asked, entries) if size > _LARGE_BODY else _joined(asked, entries)
         own = {"Content-Type": "application/json", **_headers(hits, len(asked.keys), is_bypass)}
@@ -225,12 +247,16 @@ class Embeddings:
                 if batch.status != 200:
                     return None
                 seconds = time.monotonic() - began
-                name = answer.upstream.title
+                upstream = answer.upstream
             items = await asyncio.to_thread(_items, batch.body, inputs)
+            tokens = sum(tokens for _, tokens in items)
+            batch.charge = self._accounting.embedded(asked.caller, upstream, answer.share, asked.model, tokens)
         except UpstreamError as error:
             return error
         except ValueError as error:
-            return UpstreamDisconnected(f"{name} answered with something else than {len(inputs)} embeddings: {error}.")
+            return UpstreamDisconnected(
+                f"{upstream.title} answered with something else than {len(inputs)} embeddings: {error}."
+            )
         for (key, _), (stored, tokens) in zip(wanted, items, strict=True):
             batch.entries[key.id] = Entry(
                 id=key.id,
@@ -245,6 +271,8 @@ class Embeddings:
                 prompt_tokens=tokens,
                 completion_tokens=0,
                 seconds=seconds / len(inputs),
+                repeat_cost=_part(batch.charge, tokens),
+                upstream=upstream.name,
             )
         return None
 
@@ -257,6 +285,13 @@ class Embeddings:
                 metrics.store_failures.labels("redis").inc()
             if number % _STORED_AT_ONCE == _STORED_AT_ONCE - 1:
                 await asyncio.sleep(0)
+
+
+def _part(charge: Charge | None, tokens: int) -> float | None:
+    """What an input of so many tokens would cost again, of a call that is charged as a whole."""
+    if charge is None or charge.repeat_cost is None:
+        return None
+    return charge.repeat_cost * tokens / charge.prompt_tokens if charge.prompt_tokens else 0.0
 
 
 def _items(body: bytes, inputs: Sequence[Any]) -> list[tuple[bytes, int]]:

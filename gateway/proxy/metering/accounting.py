@@ -1,13 +1,20 @@
 """What an answered request cost and saved, in metrics and in the ledger."""
 
+from collections.abc import Sequence
+
+import msgspec
+
 from cache.entries.entry import Entry, Family
 from gateway.costs.cost import estimated_tokens, similar_cost
 from gateway.costs.ledger import Ledger
+from gateway.costs.machine import MachineShare
 from gateway.costs.pricing import Charge, Pricing
+from gateway.costs.usage import TokenUsage
 from gateway.metrics import HitCounter
 from gateway.proxy.flight import Flight
 from gateway.proxy.inference_request import InferenceRequest
 from gateway.tenants.caller import Caller
+from gateway.upstreams.upstream import Upstream
 
 
 class Accounting:
@@ -54,6 +61,27 @@ class Accounting:
         """A request that shared the upstream call of another one, once that has ended."""
         if flight.charge is not None:
             self._ledger.record(flight.charge.joined(), *_names(inference.caller))
+
+    def embedded_hit(self, caller: Caller, entries: Sequence[Entry]) -> None:
+        """A request for embeddings, all of which the cache had: one request in the ledger, by its first input."""
+        savings = [entry.repeat_cost for entry in entries]
+        saving = None if None in savings else sum(saving for saving in savings if saving is not None)
+        if self._pricing is not None:
+            tokens = sum(entry.prompt_tokens for entry in entries)
+            whole = msgspec.structs.replace(entries[0], prompt_tokens=tokens)
+            self._ledger.hit(whole, "exact", *_names(caller), saving)
+
+    def embedded(
+        self, caller: Caller, upstream: Upstream, share: MachineShare | None, model: str, tokens: int
+    ) -> Charge | None:
+        """What a call for embeddings cost."""
+        if self._pricing is None:
+            return None
+        if upstream.machine is not None:
+            upstream.machine.count(tokens)
+        charge = self._pricing.charge(upstream.name, upstream.settings, model, TokenUsage(tokens), share)
+        self._ledger.record(charge, *_names(caller))
+        return charge
 
     def estimate(self, inference: InferenceRequest, prompt_tokens: int, output_tokens: int) -> float:
         """Dollars that an answer may cost; 0 where that is not known."""

@@ -2,10 +2,11 @@
 
 import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.http.sse import EventSplitter
+from gateway.http.sse import EventSplitter, LineSplitter
 
 EVENT = b'data: {"a":"\xc3\xbc"}'
 
@@ -49,3 +50,13 @@ def test_an_event_of_many_reads_costs_linear_time() -> None:
     """An event of many reads takes time in proportion to its bytes."""
     for line_break in (b"\n", b"\r\n"):
         assert seconds_for(2**22, line_break) < 10 * seconds_for(2**20, line_break)
+
+
+@pytest.mark.parametrize("kind", [EventSplitter, LineSplitter])
+def test_many_blank_lines_are_one_end(kind: type[EventSplitter]) -> None:
+    """Megabytes of line breaks after an event belong to it, and nothing is lost."""
+    splitter = kind()
+    sent = [EVENT + b"\n" * 2**22, b"\n\n", EVENT + b"\n\n"]
+    events = [event for data in sent for event in splitter.feed(data)]
+    assert b"".join(events) + splitter.rest == b"".join(sent)
+    assert len(events) <= 3
