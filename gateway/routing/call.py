@@ -8,9 +8,6 @@ from gateway.errors import GatewayError
 from gateway.routing.strategy import UNKNOWN
 from gateway.upstreams.upstream import NO_HEADERS, Attempt
 
-Form = tuple[str | None, Sequence[Attempt]]
-"""A model, and the request put for it."""
-
 
 class RouteCall(Struct, frozen=True, kw_only=True):
     """What the router needs to know of a request. `headers` and `own` are as for `Upstream.request`."""

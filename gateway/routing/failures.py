@@ -45,11 +45,19 @@ class Failure:
     is_left_alone: bool = False
     """Whether it was not asked since its breaker is open."""
     can_repeat: bool = True
-    """Whether the same upstream may be asked again: not if finding out took long."""
+    """Whether the same upstream may be asked again after a pause."""
     is_fault: bool = False
     """Whether the answer shows that the upstream is ill."""
     is_unproven: bool = False
     """Whether it is the upstream's fault only if another one answers the request."""
+    is_trial: bool = False
+    """Whether it was the request that tries an upstream which had been left alone."""
+
+    @property
+    def message(self) -> str:
+        if self.error is not None:
+            return self.error.message
+        return f"{self.upstream.title} answered with status {self.answer.status if self.answer else 0}."
 
     @property
     def label(self) -> str:
@@ -83,23 +91,28 @@ def retry_after(answer: UpstreamResponse) -> float | None:
     return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
-def outcome(failures: Sequence[Failure], lacks: bool, otherwise: GatewayError | None) -> UpstreamResponse:
-    """The last answer there was, though it is an error. With none, raises `otherwise` if some upstream `lacks` what the
-    request needs, else one error that names all failures.
+def outcome(
+    failures: Sequence[Failure], of_first: int, lacks: bool, otherwise: GatewayError | None
+) -> UpstreamResponse:
+    """The last answer there was to the first model, of which the first `of_first` failures are, though it is an error.
+    With none, raises `otherwise` if some upstream `lacks` what the request needs, else one error that names all
+    failures: that the deadline has ended, else that an upstream is busy, else what happened last.
     """
-    for failure in reversed(failures):
+    for failure in reversed(failures[:of_first]):
         if failure.answer is not None:
             return failure.answer
     if lacks and otherwise is not None:
         raise otherwise
     errors = [failure.error for failure in failures if failure.error is not None]
-    message = " ".join(dict.fromkeys(error.message for error in errors))
-    last = errors[-1] if errors else UpstreamUnreachable("No upstream could be asked.")
+    message = " ".join(dict.fromkeys(failure.message for failure in failures))
+    if late := [error for error in errors if isinstance(error, DeadlineExceeded)]:
+        raise DeadlineExceeded(message) from late[-1]
+    if busy := [error for error in errors if isinstance(error, TooManyRequests)]:
+        raise TooManyRequests(message, retry_after=min(error.retry_after for error in busy)) from busy[-1]
+    others = [error for error in errors if not isinstance(error, NoUpstream)]
+    if others:
+        raise type(others[-1])(message, code=others[-1].code) from others[-1]
     waits = [error.retry_after for error in errors if isinstance(error, NoUpstream)]
-    if len(waits) == len(errors) and waits:
-        kind = TooManyRequests if all(isinstance(error, TooManyRequests) for error in errors) else NoUpstream
-        raise kind(message, retry_after=min(waits))
-    if isinstance(last, NoUpstream):
-        last = next(error for error in reversed(errors) if not isinstance(error, NoUpstream))
-    late = next((error for error in errors if isinstance(error, DeadlineExceeded)), None)
-    raise type(late or last)(message) from last
+    if waits:
+        raise NoUpstream(message, retry_after=min(waits))
+    raise UpstreamUnreachable(message or "No upstream could be asked.")

@@ -11,6 +11,7 @@ from gateway.upstreams.upstream import Upstream
 log = logging.getLogger(__name__)
 
 _MAX_LISTED_BYTES = 8 * 2**20
+_NOT_IMPLEMENTED = 501
 
 
 async def check(upstream: Upstream, deadline: float, probed: Sequence[str]) -> None:
@@ -43,8 +44,8 @@ async def _fetch_models(upstream: Upstream, deadline: float) -> None:
         async with asyncio.timeout(deadline):
             with await upstream.request("GET", "/v1/models", {}, None) as answer:
                 body = await answer.body(_MAX_LISTED_BYTES)
-        if is_check:
-            upstream.is_healthy = True
+        if is_check:  # a server may have no list of models, and need a credential for it
+            upstream.is_healthy = answer.status < 500 or answer.status == _NOT_IMPLEMENTED
         if answer.status != 200:
             return
         listed = event_json(body).get("data")

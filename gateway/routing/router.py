@@ -8,17 +8,18 @@ from itertools import groupby
 from gateway import metrics
 from gateway.errors import NotFound, NoUpstream
 from gateway.routing.budget import RetryBudget
-from gateway.routing.call import Form, RouteCall
+from gateway.routing.call import RouteCall
 from gateway.routing.failures import outcome
 from gateway.routing.health import check
 from gateway.routing.sending import Sending
 from gateway.routing.strategy import RouteRequest, Strategy
 from gateway.settings.upstreams import HealthSettings, HedgeSettings, RetrySettings
-from gateway.upstreams.upstream import Upstream, UpstreamResponse
+from gateway.upstreams.upstream import Attempt, Upstream, UpstreamResponse
 
 _NONE_YET = "No upstream is ready yet; the model may still be loading. Try again shortly."
 _RECHECK_SECONDS = 1.0
 _TOTAL_SECONDS = 3600.0
+_OK = 200
 
 StrategyOf = Callable[[str | None], Strategy | None]
 """The strategy for a model; None for the least busy upstream."""
@@ -126,18 +127,39 @@ class Router:
         sending = Sending(
             call, deadline, options.retries, options.hedging, self._budget, self._hedge_budget, self._probed
         )
-        forms: list[Form] = [(call.model, call.attempts), *call.fallbacks]
-        for number, (model, attempts) in enumerate(forms):
-            strategy = options.strategy_of(model)
-            asked = RouteRequest(model or "", call.blocks, call.held)
-            answer = await sending.to(self._ordered(model, strategy, asked), attempts, strategy, asked)
-            if answer is not None:
-                answer.model = model
-                if number:
-                    metrics.fallbacks.inc()
+        answer = await self._send(sending, call.model, call.attempts, call)
+        if answer is not None:
+            return answer
+        of_first = len(sending.failures)
+        for model, attempts in call.fallbacks:
+            if sending.is_over:
+                break
+            answer = await self._send(sending, model, attempts, call)
+            if answer is not None and answer.status == _OK:
+                metrics.fallbacks.inc()
                 return answer
-        answer = outcome(sending.failures, sending.lacks, call.otherwise)
+            if answer is not None:  # an error of a model that the client has not named says nothing to it
+                answer.end()
+        if sending.absent is not None and not sending.failures:
+            raise sending.absent
+        answer = outcome(sending.failures, of_first, sending.lacks, call.otherwise)
         answer.model = call.model
+        return answer
+
+    async def _send(
+        self, sending: Sending, model: str | None, attempts: Sequence[Attempt], call: RouteCall
+    ) -> UpstreamResponse | None:
+        """The answer of an upstream of this model, if one gives one."""
+        strategy = self.options.strategy_of(model)
+        asked = RouteRequest(model or "", call.blocks, call.held)
+        try:
+            candidates = self._ordered(model, strategy, asked)
+        except NoUpstream as error:
+            sending.absent = error
+            return None
+        answer = await sending.to(candidates, attempts, strategy, asked)
+        if answer is not None:
+            answer.model = model
         return answer
 
     def _ordered(self, model: str | None, strategy: Strategy | None, asked: RouteRequest) -> list[Upstream]:
@@ -152,7 +174,7 @@ class Router:
         def rank(upstream: Upstream) -> tuple[bool, bool, bool, float]:
             """Lower ones are asked first, whatever the strategy."""
             return (
-                not upstream.is_well,
+                not upstream.is_well or upstream.breaker.state == "open",
                 now < upstream.busy_until,
                 model is not None and upstream.models is not None,
                 upstream.slots.waiting / (upstream.slots.limit or 1) + upstream.slots.is_full,

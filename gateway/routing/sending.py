@@ -1,8 +1,9 @@
 """One call, sent until an upstream answers it: retries, pauses and hedges.
 
-candidates ──► _send ──► an answer                                    → returned
-                 │  └──► Failure: FREELY, ANYWHERE, ELSEWHERE         → the next candidate at once
-                 └─────► no candidate is left: FREELY, ANYWHERE       → the same ones, after pauses
+candidates ──► _send ──► an answer                              → returned
+                 └─────► Failure: FREELY, ANYWHERE, ELSEWHERE   → the next candidate at once
+                                  FREELY, ANYWHERE              → when none is left: the same ones, after pauses
+                                  NOWHERE                       → it is over
 """
 
 import asyncio
@@ -38,9 +39,13 @@ log = logging.getLogger(__name__)
 _MAX_ERROR_BYTES = 2**20
 _HELD_BYTES = 2**20
 _ERROR_DEADLINE = 10.0
+# However long a Retry-After: an upstream that others stand in for is tried again now and then.
+_LONGEST_BUSY = 600.0
 # Whoever waited this long for a failure does not wait for the same one again.
 _QUICK = 1.0
 _OK = 200
+# What says that a credential is unknown, or not paid for.
+_KEY_REFUSED = frozenset({401, 402})
 _SERVER_ERROR = 500
 _HTML = ("text/html", "application/xhtml+xml")
 
@@ -70,7 +75,12 @@ class Sending:
         self._loop = asyncio.get_running_loop()
         self._sent_again = 0
         self._pauses: dict[Upstream, int] = {}
+        self._is_suspect = False
         self.failures: list[Failure] = []
+        self.absent: NoUpstream | None = None
+        """Why there was no upstream to send it to, for some model."""
+        self.is_over = False
+        """Whether it may be sent to no upstream any more, of no model."""
         self.lacks = False
         """Whether some upstream lacks what every form of the request needs."""
 
@@ -85,8 +95,8 @@ class Sending:
         pending = deque(candidates)
         later: list[tuple[float, int, Upstream]] = []
         first = len(self.failures)
-        is_free, is_suspect = True, False
-        while True:
+        is_free = True
+        while not self.is_over:
             if pending:
                 if not is_free and not self._may_retry():
                     break
@@ -97,24 +107,24 @@ class Sending:
                 upstream = heapq.heappop(later)[2]
             given = await self._hedged(upstream, pending, attempts, strategy, asked)
             if isinstance(given, UpstreamResponse):
-                # Others have answered with an error of their own what this one could answer.
-                for failure in self.failures[first:]:
-                    if failure.is_unproven:
-                        failure.upstream.breaker.failed()
+                if given.status == _OK:
+                    _blame(self.failures[first:])
                 return given
-            if given is None:
-                self.lacks = is_free = True
-                continue
-            self._note(given, has_others=bool(pending))
-            is_free = given.retry is Retry.FREELY
-            if given.retry is Retry.NOWHERE or (given.retry is Retry.ELSEWHERE and is_suspect):
+            for failure in given:
+                self._note(failure, has_others=bool(pending))
+                if failure.can_repeat and (due := self._due(failure)) is not None:
+                    heapq.heappush(later, (due, len(self.failures), failure.upstream))
+            is_free = all(failure.retry is Retry.FREELY for failure in given)
+            if self._is_hopeless(given):
                 break
-            if given.retry is Retry.ELSEWHERE:
-                is_suspect = True
-                later.clear()
-            elif not is_suspect and given.can_repeat and (due := self._due(given)) is not None:
-                heapq.heappush(later, (due, len(self.failures), upstream))
         return None
+
+    def _is_hopeless(self, failures: Sequence[Failure]) -> bool:
+        """Whether the newest failures show that further upstreams of the model would fail too."""
+        self.is_over = any(failure.retry is Retry.NOWHERE for failure in failures)
+        suspect = sum(failure.retry is Retry.ELSEWHERE for failure in failures)
+        was_suspect, self._is_suspect = self._is_suspect, self._is_suspect or suspect > 0
+        return suspect > (0 if was_suspect else 1)
 
     def _note(self, failure: Failure, *, has_others: bool) -> None:
         self.failures.append(failure)
@@ -162,17 +172,20 @@ class Sending:
         attempts: Sequence[Attempt],
         strategy: Strategy | None,
         asked: RouteRequest,
-    ) -> UpstreamResponse | Failure | None:
-        """As `_send`; if it takes long to begin, the next of the pending upstreams is asked as well."""
-        if not self._hedging.after or not pending or not self._call.is_repeatable or not attempts[0].family:
-            return await self._send(upstream, attempts, strategy, asked)
+    ) -> UpstreamResponse | Sequence[Failure]:
+        """An answer, or the failures of those that were asked, if any was; if the upstream takes long to begin, the
+        next of the pending ones is asked as well.
+        """
+        if not (self._hedging.after and pending and self._call.is_repeatable and attempts and attempts[0].family):
+            given = await self._send(upstream, attempts, strategy, asked)
+            return given if isinstance(given, UpstreamResponse) else () if given is None else (given,)
         tasks: list[asyncio.Task[UpstreamResponse | Failure | None]] = []
         winner: UpstreamResponse | None = None
         try:
             async with asyncio.TaskGroup() as group:
                 tasks.append(group.create_task(self._send(upstream, attempts, strategy, asked)))
                 await asyncio.wait(tasks, timeout=self._hedging.after)
-                if not tasks[0].done() and self._hedge_budget.take(self._loop.time(), self._hedging.share):
+                if not tasks[0].done() and self._may_hedge(pending[0]):
                     metrics.hedged_requests.inc()
                     tasks.append(group.create_task(self._send(pending.popleft(), attempts, strategy, asked)))
                 first = await _first_answer(tasks)
@@ -185,24 +198,26 @@ class Sending:
                     answer.end()
         if winner is not None:
             return winner
-        results = [task.result() for task in tasks]
-        failures = [result for result in results if isinstance(result, Failure)]
-        self.lacks = self.lacks or len(failures) < len(results)
-        for failure in failures[:-1]:
-            self._note(failure, has_others=True)
-        return failures[-1] if failures else None
+        return [failure for task in tasks if isinstance(failure := task.result(), Failure)]
+
+    def _may_hedge(self, other: Upstream) -> bool:
+        """Whether another upstream may be asked as well; if so that is counted."""
+        is_idle = other.state == "up" and not other.slots.is_full
+        return is_idle and self._hedge_budget.take(self._loop.time(), self._hedging.share)
 
     async def _send(
         self, upstream: Upstream, attempts: Sequence[Attempt], strategy: Strategy | None, asked: RouteRequest
     ) -> UpstreamResponse | Failure | None:
-        """The answer of one upstream, once it has begun; None if it lacks what every attempt needs."""
+        """The answer of one upstream, once it has begun; None if it `lacks` what every attempt needs."""
         attempts = possible(upstream, attempts)
         if not attempts:
+            self.lacks = True
             return None
         breaker = upstream.breaker
         admission = breaker.admit()
         if admission is Admission.REFUSED:
             return _left_alone(upstream)
+        is_trial = admission is Admission.TRIAL
         if strategy is not None:
             strategy.sent(upstream, asked)
         began = self._loop.time()
@@ -213,27 +228,30 @@ class Sending:
                 upstream, attempts, lambda attempt: self._request(upstream, attempt), keeps_error
             )
             if answer is None:
-                breaker.leave_trial()
+                self.lacks = True
+                if is_trial:
+                    breaker.leave_trial()
                 return None
             try:
-                failure = await self._failure_of(answer)
+                failure = await self._failure_of(answer, is_trial)
             except BaseException:
                 answer.end()
                 raise
         except UpstreamError as error:
-            return self._failure_from(upstream, error, self._loop.time() - began, admission)
+            return self._failure_from(upstream, error, self._loop.time() - began, is_trial)
         except BaseException:
-            if admission is Admission.TRIAL:
+            if is_trial:
                 breaker.leave_trial()
             raise
         if failure is None:
-            upstream.note_latency(self._loop.time() - began)
+            if answer.status == _OK:  # an error is quick
+                upstream.note_latency(self._loop.time() - began)
             breaker.began()
-            answer.is_watched = True
+            answer.watch()
             return answer
         if failure.is_fault:
-            breaker.failed()
-        elif admission is Admission.TRIAL:
+            breaker.failed(is_trial=is_trial)
+        elif is_trial:
             breaker.leave_trial()
         return failure if self._call.is_repeatable else answer
 
@@ -256,44 +274,62 @@ class Sending:
         answer.attempt = attempt
         return answer
 
-    async def _failure_of(self, answer: UpstreamResponse) -> Failure | None:
+    async def _failure_of(self, answer: UpstreamResponse, is_trial: bool) -> Failure | None:
         """Why the answer does not count; None if it does. Raises UpstreamError if it breaks off."""
         upstream = answer.upstream
+        if upstream.has_own_key and answer.status in _KEY_REFUSED and self._call.is_repeatable:
+            answer.end()
+            message = f"{upstream.title} refuses the credential that the gateway's settings have for it."
+            error = UpstreamError(message, code="upstream_credential")
+            return Failure(upstream, Retry.ANYWHERE, error, can_repeat=False, is_fault=True)
         if retry := retry_of_status(answer.status):
             wait = retry_after(answer)
             if wait is not None and (upstream.has_own_key or is_fault(answer.status)):  # else it is the client's limit
-                upstream.busy_until = self._loop.time() + wait
+                upstream.busy_until = self._loop.time() + min(wait, _LONGEST_BUSY)
             if self._call.is_repeatable:
                 await _take_error(answer)
-            unproven = answer.status == _SERVER_ERROR
-            fault = is_fault(answer.status)
-            return Failure(upstream, retry, answer=answer, retry_after=wait, is_fault=fault, is_unproven=unproven)
+            return Failure(
+                upstream,
+                retry,
+                answer=answer,
+                retry_after=wait,
+                can_repeat=retry is Retry.ANYWHERE,
+                is_fault=is_fault(answer.status),
+                is_unproven=answer.status == _SERVER_ERROR,
+                is_trial=is_trial,
+            )
         attempt = answer.attempt
         if answer.status != _OK or not self._call.is_repeatable or attempt is None or attempt.body is None:
             return None
         if answer.content_type in _HTML:
             answer.end()
-            error = UpstreamDisconnected(
-                f"{upstream.title} answered with a web page, as a proxy in front of it may do."
-            )
-            return Failure(upstream, Retry.ELSEWHERE, error, is_fault=True)
-        if attempt.family and not await _is_begun(answer):
+            page = UpstreamDisconnected(f"{upstream.title} answered with a web page, as a proxy in front of it may do.")
+            return Failure(upstream, Retry.ELSEWHERE, page, can_repeat=False, is_fault=True)
+        if attempt.family and (missing := await _missing(answer)):
             answer.end()
-            return Failure(upstream, Retry.ELSEWHERE, answer=answer, is_unproven=True)
+            cut = UpstreamDisconnected(f"{upstream.title} answered with {missing}.")
+            return Failure(upstream, Retry.ELSEWHERE, cut, can_repeat=False, is_unproven=True, is_trial=is_trial)
         return None
 
-    def _failure_from(self, upstream: Upstream, error: UpstreamError, seconds: float, admission: Admission) -> Failure:
-        quick = seconds < _QUICK
+    def _failure_from(self, upstream: Upstream, error: UpstreamError, seconds: float, is_trial: bool) -> Failure:
         if isinstance(error, DeadlineExceeded | NoUpstream):
-            if admission is Admission.TRIAL:
+            if is_trial:
                 upstream.breaker.leave_trial()
             retry = Retry.FREELY if isinstance(error, TooManyRequests) else Retry.NOWHERE
             return Failure(upstream, retry, error, can_repeat=False)
         unreachable = isinstance(error, UpstreamUnreachable)
-        upstream.breaker.failed(unreachable=unreachable)
+        upstream.breaker.failed(unreachable=unreachable, is_trial=is_trial)
         if unreachable:
-            return Failure(upstream, Retry.FREELY, error, can_repeat=quick)
-        return Failure(upstream, Retry.ELSEWHERE if self._call.is_repeatable else Retry.NOWHERE, error)
+            return Failure(upstream, Retry.FREELY, error, can_repeat=seconds < _QUICK)
+        retry = Retry.ELSEWHERE if self._call.is_repeatable else Retry.NOWHERE
+        return Failure(upstream, retry, error, can_repeat=False)
+
+
+def _blame(failures: Sequence[Failure]) -> None:
+    """Others have answered with an error of their own what the last one could answer."""
+    for failure in failures:
+        if failure.is_unproven:
+            failure.upstream.breaker.failed(is_trial=failure.is_trial)
 
 
 def _left_alone(upstream: Upstream) -> Failure:
@@ -313,16 +349,15 @@ async def _take_error(answer: UpstreamResponse) -> None:
     answer.end()
 
 
-async def _is_begun(answer: UpstreamResponse) -> bool:
+async def _missing(answer: UpstreamResponse) -> str:
     """Wait for the first bytes of an answer, or for all of a JSON text that is not long: until then another upstream
-    can take over. Whether it can be what it says. Raises UpstreamError.
+    can take over. What it is if it cannot be an answer, else "". Raises UpstreamError.
     """
-    if answer.content_type != "application/json":
-        await answer.hold(0)
-        return True
-    if not await answer.hold(_HELD_BYTES):
-        return True
-    return _is_json(answer.held)
+    is_json = answer.content_type == "application/json"
+    is_whole = await answer.hold(_HELD_BYTES if is_json else 0)
+    if not answer.held:
+        return "nothing"
+    return "" if not is_json or not is_whole or _is_json(answer.held) else "what is no JSON"
 
 
 def _is_json(body: bytes) -> bool:

@@ -77,14 +77,14 @@ class Breaker:
         if self._open_until is not None and self._is_unreachable:
             self.began()
 
-    def failed(self, *, unreachable: bool = False) -> None:
+    def failed(self, *, unreachable: bool = False, is_trial: bool = False) -> None:
         """A request failed by the upstream's fault; with `unreachable` there was no connection."""
-        state = self.state
-        if state == "open":  # it was sent before the breaker opened
+        is_closed = self._open_until is None
+        if not is_closed and not is_trial:  # it was sent before the breaker opened
             return
         self._failures += 1
         self._is_unreachable = unreachable
-        if state == "half-open" or self._failures >= self._settings.failures:
+        if not is_closed or self._failures >= self._settings.failures:
             self._open_until = self._clock() + self._open_for
             self._open_for = min(2 * self._open_for, max(_LONGEST, self._settings.open_for))
             self._has_trial = False

@@ -21,6 +21,7 @@ class _Model(msgspec.Struct):
 
 
 _model_of = msgspec.json.Decoder(_Model).decode
+_fields_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def api_key(settings: UpstreamSettings) -> Secret | None:
@@ -60,8 +61,8 @@ def with_own_model(body: bytes, names: Mapping[str, str]) -> bytes:
         changed = body[: place[0]] + _encode(own) + body[place[1] :]
         if _model_of(changed).model == own:
             return changed
-    # A name with escape sequences, or twice in the body.
-    return _encode({**msgspec.json.decode(body), "model": own})
+    # A name with escape sequences, or twice in the body: white space between fields is lost.
+    return _encode({**_fields_of(body), "model": msgspec.Raw(_encode(own))})
 
 
 def _place_of_model(body: bytes) -> tuple[int, int] | None:

@@ -138,8 +138,7 @@ class UpstreamResponse:
         """Which form of the request it answers, if there were several."""
         self.model: str | None = None
         """The model that was asked, by the name that clients use."""
-        self.is_watched = False
-        """Whether the end of its body says how well the upstream is."""
+        self._is_watched = False
         self._held: list[bytes] = []
         self._is_read = False
 
@@ -155,6 +154,12 @@ class UpstreamResponse:
             self._is_open = False
             self._exchange.end()
             self.upstream.leave(self._has_slot, self.share)
+
+    def watch(self) -> None:
+        """From now on the end of its body, which may have been held already, says how well the upstream is."""
+        self._is_watched = True
+        if self._is_read:
+            self.upstream.breaker.completed()
 
     @property
     def content_type(self) -> str:
@@ -189,12 +194,12 @@ class UpstreamResponse:
             raise UpstreamDisconnected(f"{upstream.title} broke the connection within its answer.") from error
         if not chunk:
             self._is_read = True
-            if self.is_watched:
+            if self._is_watched:
                 upstream.breaker.completed()
         return chunk
 
     def _note_failure(self) -> None:
-        if self.is_watched:
+        if self._is_watched:
             self.upstream.breaker.failed()
 
     async def hold(self, limit: int) -> bool:

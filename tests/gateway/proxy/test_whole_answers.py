@@ -117,8 +117,6 @@ async def test_images_are_stored_if_the_request_has_a_seed(stage: Stage, fields:
         json_reply(b'{"error": {"message": "no"}}'),
         json_reply(b'{"error": {"message": "no"}}', status=b"429 Too Many Requests"),
         json_reply(b'{"results": []}'),
-        json_reply(b""),
-        json_reply(b"<html>"),
     ],
 )
 async def test_what_is_no_answer_is_not_stored(stage: Stage, reply: bytes) -> None:
@@ -130,6 +128,17 @@ async def test_what_is_no_answer_is_not_stored(stage: Stage, reply: bytes) -> No
     assert [answer.cache for answer in answers] == ["miss"] * 2
     assert len(raw.connections) == 2
     assert {str(answer.status).encode() for answer in answers} == {reply[9:12]}
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>"])
+async def test_what_cannot_be_an_answer_is_an_error(stage: Stage, body: bytes) -> None:
+    """A status of 200 with something else than JSON becomes a clear error, and is asked for again."""
+    raw: RawUpstream = await stage.raw(saying(json_reply(body)))
+    client = await stage.gateway(raw)
+    answers = [await ask(client, "/v1/moderations", {"model": "mock", "input": "x"}) for _ in range(2)]
+
+    assert {(answer.status, answer.error["code"]) for answer in answers} == {(502, "upstream_cut")}
+    assert len(raw.connections) == 2
 
 
 async def test_equal_requests_in_flight_share_one_call(stage: Stage) -> None:
