@@ -15,7 +15,7 @@ from gateway.processes.app import open_gateway
 from gateway.settings.cache import CacheSettings
 from gateway.settings.operations import SecuritySettings
 from gateway.settings.settings import Settings, TimeoutSettings
-from gateway.settings.upstreams import RetrySettings
+from gateway.settings.upstreams import RetrySettings, UpstreamSettings
 from gateway.upstreams.mock import MockUpstream, Reply
 
 # The servers of the cache's tests serve here too.
@@ -70,12 +70,16 @@ class Stage:
         """An upstream with a prefix store."""
         return await self._stack.enter_async_context(PrefixUpstream(models or ("mock",)).serving())
 
-    async def gateway(self, *upstreams: MockUpstream | RawUpstream | PrefixUpstream | str, **settings: Any) -> Client:
+    async def gateway(
+        self, *upstreams: MockUpstream | RawUpstream | PrefixUpstream | UpstreamSettings | str, **settings: Any
+    ) -> Client:
         """A client of a new gateway. `cache` and `timeouts` are dicts; without `redis` there is none.
 
         It sends a request once, unless `retries` say otherwise: the upstreams of tests count.
         """
-        urls = tuple(upstream if isinstance(upstream, str) else upstream.url for upstream in upstreams)
+        urls = tuple(
+            upstream if isinstance(upstream, str | UpstreamSettings) else upstream.url for upstream in upstreams
+        )
         cache = msgspec.convert(settings.pop("cache", {}), CacheSettings, dec_hook=lambda kind, value: kind(value))
         timeouts = TimeoutSettings(**{"shutdown": 0.5, **settings.pop("timeouts", {})})
         semantic_socket = settings.pop("semantic_socket", None)

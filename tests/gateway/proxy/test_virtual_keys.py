@@ -1,0 +1,155 @@
+"""Virtual keys in front of the cache and the upstreams."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.settings.limits import KeySettings
+from gateway.settings.operations import CostSettings
+from gateway.settings.upstreams import UpstreamSettings
+from gateway.upstreams.mock import MockUpstream
+from tests.cache.valkey import Valkey
+from tests.gateway.client import Client, chat
+from tests.gateway.conftest import Stage
+
+ADMIN = {"x-keepgate-admin-key": "operator"}
+
+
+@pytest.fixture
+async def keyed(stage: Stage, valkey: Valkey) -> tuple[Client, MockUpstream]:
+    """A gateway that asks for keys, in front of an upstream with a credential of the operator's."""
+    mock = await stage.mock()
+    return await gateway_of(stage, valkey, mock), mock
+
+
+async def gateway_of(stage: Stage, valkey: Valkey, mock: MockUpstream, **settings: Any) -> Client:
+    return await stage.gateway(
+        UpstreamSettings(url=mock.url, api_key="env:TEST_UPSTREAM_KEY"),
+        redis=valkey.url,
+        keys=KeySettings(required=True),
+        admin_key="operator",
+        **settings,
+    )
+
+
+@pytest.fixture(autouse=True)
+def credential(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_UPSTREAM_KEY", "sk-operator")
+
+
+async def key(client: Client, name: str, **fields: Any) -> Client:
+    """The gateway, called with a new key."""
+    made = await client.send("POST", "/v1/keys", {"name": name, **fields}, ADMIN)
+    assert made.status == 200, made.body
+    return client.tenant(made.json["secret"])
+
+
+async def test_a_request_needs_a_key(keyed: tuple[Client, MockUpstream]) -> None:
+    """Without one, and with one that is not valid, it is 401 on every path that serves tenants."""
+    client, mock = keyed
+    for path in ("/v1/chat/completions", "/v1/embeddings", "/v1/messages", "/api/chat", "/v1/files", "/v1/x"):
+        answer = await client.post(chat(), path)
+        assert answer.status == 401, path
+        assert b"key" in answer.body
+        assert (await client.tenant("sk-kg-" + "x" * 43).post(chat(), path)).status == 401
+    assert (await client.get("/v1/models")).status == 401
+    assert (await client.get("/health")).status == 200
+    assert mock.received == []
+
+
+async def test_only_the_operators_credential_reaches_the_upstream(keyed: tuple[Client, MockUpstream]) -> None:
+    """A virtual key is the gateway's alone, in whichever header it comes."""
+    client, mock = keyed
+    secret = (await client.send("POST", "/v1/keys", {"name": "a"}, ADMIN)).json["secret"]
+    for number, headers in enumerate(({"Authorization": f"Bearer {secret}"}, {"x_api_key": secret})):
+        assert (await client.post(chat(str(number)), **headers)).status == 200
+    for received in mock.received:
+        assert received.headers["Authorization"] == "Bearer sk-operator"
+        assert secret not in str(received.headers)
+        assert received.headers["x-keepgate-namespace"]
+    assert len({received.headers["x-keepgate-namespace"] for received in mock.received}) == 1
+
+
+async def test_a_key_is_a_tenant(keyed: tuple[Client, MockUpstream]) -> None:
+    """Keys share no answers, unless the operator gives them one namespace."""
+    client, mock = keyed
+    one, other = await key(client, "one"), await key(client, "other")
+    team = [await key(client, name, namespace="team") for name in ("first", "second")]
+    assert [(await each.post(chat())).cache for each in (one, other, one, *team)] == [
+        "miss",
+        "miss",
+        "hit",
+        "miss",
+        "hit",
+    ]
+    assert len(mock.received) == 3
+
+
+async def test_a_key_with_models_gets_no_other(keyed: tuple[Client, MockUpstream]) -> None:
+    """Nor an answer of another model that its namespace has stored, in none of the ways to a hit."""
+    client, mock = keyed
+    every = await key(client, "every", namespace="shared")
+    some = await key(client, "some", namespace="shared", models=["small"])
+    assert (await every.post(chat())).cache == "miss"
+    assert (await every.post(chat())).cache == "hit"
+    refused = await some.post(chat())
+    assert (refused.status, refused.error["code"], refused.error["param"]) == (403, "model_not_allowed", "model")
+    assert (await some.post(chat(model="small"))).status == 200
+    assert (await some.post({"model": "mock", "input": "a"}, "/v1/embeddings")).status == 403
+    assert len(mock.received) == 2
+
+
+async def test_the_policy_of_a_key_is_kept(keyed: tuple[Client, MockUpstream]) -> None:
+    """`bypass` neither reads nor writes, `read-only` does not write."""
+    client, _ = keyed
+    use, read, bypass = [
+        await key(client, policy, namespace="shared", cache=policy) for policy in ("use", "read-only", "bypass")
+    ]
+    assert [(await each.post(chat())).cache for each in (read, read, bypass, bypass)] == [
+        "miss",
+        "miss",
+        "bypass",
+        "bypass",
+    ]
+    assert [(await each.post(chat())).cache for each in (use, use, read, bypass)] == ["miss", "hit", "hit", "bypass"]
+
+
+async def test_hits_count_for_the_limit_of_requests(keyed: tuple[Client, MockUpstream]) -> None:
+    """A limit of five a minute admits five requests, whether or not the cache has the answer."""
+    client, mock = keyed
+    limited = await key(client, "limited", limits={"requests_per_minute": 5})
+    answers = [await limited.post(chat()) for _ in range(7)]
+    assert [answer.status for answer in answers] == [200] * 5 + [429] * 2
+    assert answers[-1].error["code"] == "rate_limit_exceeded"
+    assert int(answers[-1].headers["Retry-After"]) in range(1, 63)
+    assert len(mock.received) == 1
+    assert (await client.get("/v1/cache/stats", **{"x_keepgate_admin_key": "operator"})).status == 200
+
+
+async def test_slots_are_those_of_requests_under_way(keyed: tuple[Client, MockUpstream]) -> None:
+    """A second request at the same time is refused where one is allowed, and the next one is not."""
+    client, mock = keyed
+    limited = await key(client, "limited", limits={"concurrent_requests": 1})
+    mock.hold.clear()
+    first = asyncio.create_task(limited.post(chat("a")))
+    await mock.wait_for(1)
+    assert (await limited.post(chat("b"))).status == 429
+    mock.hold.set()
+    assert (await first).status == 200
+    assert (await limited.post(chat("b"))).status == 200
+
+
+async def test_a_budget_is_that_of_the_price_table(stage: Stage, valkey: Valkey) -> None:
+    """What is spent is spent: a request that the rest does not cover is refused, and a hit costs nothing."""
+    mock = await stage.mock()
+    prices = {"mock": {"input": 1e6, "output": 1e6}}  # a dollar for each word
+    client = await gateway_of(stage, valkey, mock, costs=msgspec.convert({"prices": prices}, CostSettings))
+    limited = await key(client, "limited", limits={"budget_per_day": 100})
+    asked = chat("one two", max_tokens=2)
+    first = await limited.post(asked)
+    assert (first.status, first.headers["x-keepgate-cost"]) == (200, "4")
+    assert (await limited.post(asked)).headers["x-keepgate-saving"] == "4"
+    refused = await limited.post(chat("one two", max_tokens=98))
+    assert (refused.status, refused.error["code"]) == (429, "insufficient_quota")
