@@ -17,7 +17,7 @@ CLIENTS := tests/clients/node_modules/.package-lock.json
 WITH_PATH := PATH="$(abspath $(BIN)):$$PATH"
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test soak test-compose test-clients test-gpu lint format docs docs-serve bench bench-compare bench-semantic bench-gpu lock clean
+.PHONY: help install serve test soak chaos test-compose test-clients test-gpu lint format docs docs-serve bench bench-compare bench-semantic bench-gpu lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ $(CLIENTS): tests/clients/package-lock.json | $(INSTALLED)
 soak: $(INSTALLED) ## random requests, faults and kills, SECONDS each (600); make test runs a short version
 	@$(BIN)/python -m tests.backend.engine.soak $(SECONDS)
 	@$(BIN)/python -m tests.prefix_store.tiers.soak $(SECONDS)
+
+chaos: $(INSTALLED) ## fail upstreams, Redis, processes and the machine under load; a table, status 1 for any wrong answer
+	@exec $(BIN)/python -m tests.chaos $(ARGS)
 
 test-compose: $(INSTALLED) ## build compose.yaml and try it on a real Docker engine
 	@exec $(BIN)/python -m pytest -s -m compose tests/compose $(ARGS)

@@ -1,0 +1,43 @@
+"""`python -m tests.chaos [--seconds S] [WORDS …]`: try faults under load, those whose names contain the words.
+
+Prints a table; status 1 if there is a problem.
+"""
+
+import argparse
+import asyncio
+import sys
+from itertools import groupby
+
+from tests.chaos import process_faults, redis_faults, upstream_faults
+from tests.chaos.fault import Fault, Trial, shown, trials
+from tests.chaos.stage import open_stage
+
+FAULTS: tuple[Fault, ...] = (*upstream_faults.FAULTS, *redis_faults.FAULTS, *process_faults.FAULTS)
+_CLIENTS = 32
+_PAUSE = 0.05
+
+
+async def try_all(faults: list[Fault], seconds: float) -> list[Trial]:
+    """Try them one after the other, each for so long, those with the same kind of stage on one stage."""
+    done: list[Trial] = []
+    for store, group in groupby(sorted(faults, key=lambda fault: fault.store), lambda fault: fault.store):
+        async with open_stage(store) as stage, trials(stage, _CLIENTS, _PAUSE) as each:
+            for fault in group:
+                done.append(await each.run(fault, seconds))
+                print(f"{fault.name}: {len(done[-1].problems)} problems", file=sys.stderr, flush=True)
+    return done
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos")
+    parser.add_argument("words", nargs="*", help="of names of faults; without any, all are tried")
+    parser.add_argument("--seconds", type=float, default=6.0, help="for which a fault lasts")
+    given = parser.parse_args()
+    faults = [fault for fault in FAULTS if all(word in fault.name for word in given.words)]
+    done = asyncio.run(try_all(faults, given.seconds))
+    print(shown(done))
+    return int(any(trial.problems for trial in done))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
