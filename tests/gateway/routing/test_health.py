@@ -1,0 +1,271 @@
+"""How the gateway learns that an upstream is ill, and that it is back."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from urllib.parse import urlsplit
+
+from gateway.settings.upstreams import BreakerSettings, HealthSettings
+from gateway.upstreams.mock import Reply
+from tests.gateway.client import Client, chat
+from tests.gateway.conftest import Stage
+from tests.gateway.raw_upstream import Connection, json_reply
+from tests.gateway.routing.failing_upstreams import (
+    QUICK,
+    cuts_within,
+    first,
+    is_well,
+    named,
+    refuses,
+    says,
+)
+from tests.gateway.upstreams.upstream_examples import ANSWER, nothing_listens
+from tests.waiting import until
+
+DOWN = refuses(b"503 Service Unavailable")
+LISTED = b'{"object":"list","data":[{"id":"mock","object":"model"}]}'
+
+
+@asynccontextmanager
+async def listening(url: str, answer: Callable[[bytes], bytes]) -> AsyncIterator[None]:
+    """A server at this address; `answer` makes a response of the head of a request."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = next(
+                (line[15:] for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")), b"0"
+            )
+            await reader.readexactly(int(length))
+            writer.write(answer(head))
+            await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the gateway has left
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", urlsplit(url).port)
+    async with server:
+        yield
+
+
+def healthy(head: bytes) -> bytes:
+    return json_reply(LISTED if head.startswith(b"GET") else ANSWER)
+
+
+def state(client: Client, number: int = 0) -> str:
+    return client.gateway.router.upstreams[number].state
+
+
+async def test_an_upstream_that_comes_back_is_used_again(stage: Stage) -> None:
+    """It is asked every second while it is down, and a check that goes well ends the time that it is left alone."""
+    url = nothing_listens()
+    breaker = BreakerSettings(failures=1, open_for=60.0)
+    client = await stage.gateway(url, breaker=breaker, health=HealthSettings(interval=0.02))
+    assert (await client.post(chat())).status == 502
+    answer = await client.post(chat())
+    assert (answer.status, answer.error["code"], state(client)) == (503, "no_upstream", "down")
+    assert 1 <= int(answer.headers["Retry-After"]) <= 60
+    async with listening(url, healthy):
+        await until(lambda: state(client) == "up")
+        assert (await client.post(chat())).text == "ok"
+
+
+async def test_an_upstream_that_fails_is_left_alone_for_a_while(stage: Stage) -> None:
+    """After failures in a row it gets no request until its time is over; then one request tries it."""
+    raw = await stage.raw(DOWN)
+    client = await stage.gateway(raw, breaker=BreakerSettings(failures=2, open_for=0.15))
+    answers = [await client.post(chat()) for _ in range(4)]
+    assert [answer.status for answer in answers] == [503] * 4
+    assert len(raw.connections) == 2
+    assert "left alone" in answers[3].error["message"]
+    assert "Retry-After" in answers[3].headers
+
+    go_on = asyncio.Event()
+
+    async def converse(connection: Connection) -> None:
+        await go_on.wait()
+        await is_well(connection)
+
+    raw.conversation = converse
+    await until(lambda: state(client) == "half-open")
+    trial = asyncio.create_task(client.post(chat("trial")))
+    await until(lambda: len(raw.connections) == 3)
+    assert [(await client.post(chat(f"{number}"))).status for number in range(2)] == [503, 503]
+    go_on.set()
+    assert (await trial).status == 200
+    assert len(raw.connections) == 3
+    assert (await client.post(chat("later"))).status == 200
+    assert state(client) == "up"
+
+
+async def test_failures_that_are_not_in_a_row_leave_it_in_use(stage: Stage) -> None:
+    """Each answer that has ended well, whole or streamed, starts the count again."""
+    for stream in (False, True):
+        raw = await stage.raw(DOWN)
+        client = await stage.gateway(raw, breaker=BreakerSettings(failures=2, open_for=60.0))
+        for number in range(5):
+            raw.conversation = DOWN
+            assert (await client.post(chat(f"{number}", stream=stream))).status == 503
+            raw.conversation = is_well
+            assert (await client.post(chat(f"{number}", stream=stream))).status == 200
+        assert state(client) == "up"
+
+
+async def test_streams_that_break_count(stage: Stage) -> None:
+    """An upstream that begins to answer and breaks off is left alone as well."""
+    raw = await stage.raw(cuts_within)
+    client = await stage.gateway(raw, breaker=BreakerSettings(failures=2, open_for=60.0))
+    for number in range(2):
+        assert (await client.post(chat(f"{number}", stream=True))).status == 200
+    assert (await client.post(chat(stream=True))).status == 503
+    assert len(raw.connections) == 2
+
+
+async def test_what_may_be_the_clients_fault_counts_only_if_another_upstream_answers(stage: Stage) -> None:
+    """A tenant's bad request that gives 500 everywhere opens no breaker; 429 never does."""
+    breaker = BreakerSettings(failures=1, open_for=60.0)
+    for status in (b"500 Internal Server Error", b"429 Too Many Requests"):
+        raws = [await stage.raw(refuses(status)) for _ in range(2)]
+        client = await stage.gateway(*raws, retries=QUICK, breaker=breaker)
+        await client.gateway.router.refresh()
+        await client.post(chat())
+        assert [state(client, number) for number in range(2)] == ["up", "up"]
+
+    for other, expected in ((is_well, "down"), (refuses(b"400 Bad Request"), "up")):
+        raws = [await stage.raw(refuses(b"500 Internal Server Error")), await stage.raw(other)]
+        servers = named(raws[0].url, "bad"), named(raws[1].url, "other")
+        client = await stage.gateway(*servers, retries=QUICK, breaker=breaker, routing=first("bad"))
+        await client.gateway.router.refresh()
+        await client.post(chat())
+        assert state(client) == expected
+
+
+async def test_requests_go_past_an_upstream_that_is_left_alone(stage: Stage) -> None:
+    """It is not even counted as a failure while others are there."""
+    bad, well = await stage.raw(DOWN), await stage.mock()
+    servers = named(bad.url, "ill"), named(well.url, "well")
+    breaker = BreakerSettings(failures=1, open_for=60.0)
+    client = await stage.gateway(*servers, retries=QUICK, breaker=breaker, routing=first("ill"))
+    await client.gateway.router.refresh()
+    for number in range(4):
+        assert (await client.post(chat(f"{number}"))).status == 200
+    assert len(bad.connections) == 1
+    assert await client.figure("upstream_failures_total", upstream="ill", reason="left_alone") == 0
+
+
+async def test_an_upstream_that_fails_its_health_check_is_asked_last(stage: Stage) -> None:
+    """Its own path is asked; when it is healthy again it gets requests again."""
+    health = b"503 Service Unavailable"
+
+    async def converse(connection: Connection) -> None:
+        if connection.request_line.startswith("GET /health "):
+            await connection.send(json_reply(b"{}", status=health))
+        else:
+            await is_well(connection)
+
+    def asked() -> int:
+        return sum(connection.request_line.startswith("POST") for connection in raw.connections)
+
+    raw, well = await stage.raw(converse), await stage.mock()
+    servers = named(raw.url, "ill", health_path="/health"), named(well.url, "well")
+    client = await stage.gateway(*servers, routing=first("ill"))
+    await client.gateway.router.refresh()
+    await client.post(chat("1"))
+    assert (asked(), state(client)) == (0, "down")
+    health = b"200 OK"
+    await client.gateway.router.refresh()
+    await client.post(chat("2"))
+    assert (asked(), state(client)) == (1, "up")
+
+
+async def test_a_list_of_models_that_fails_is_a_failed_check(stage: Stage) -> None:
+    """A server error means that it is ill; that there is no list, or a credential is missing, does not."""
+    for status, expected in (
+        (b"500 Oh", "down"),
+        (b"404 Not Found", "up"),
+        (b"401 Unauthorized", "up"),
+        (b"200 OK", "up"),
+    ):
+        url = nothing_listens()
+        async with listening(url, lambda head, status=status: json_reply(LISTED, status=status)):  # type: ignore[misc]
+            client = await stage.gateway(url)
+            await client.gateway.router.refresh()
+            assert state(client) == expected
+
+
+async def test_a_check_has_a_deadline(stage: Stage) -> None:
+    """An upstream that accepts connections and says nothing is down soon, and delays no check of others."""
+    async with AsyncExitStack() as stack:
+        silent = nothing_listens()
+        release = asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await release.wait()
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", urlsplit(silent).port)
+        await stack.enter_async_context(server)
+        client = await stage.gateway(silent, await stage.mock(), health=HealthSettings(deadline=0.1))
+        await until(lambda: state(client, 1) == "up")
+        assert state(client) == "down"
+        assert (await client.post(chat())).status == 200
+        release.set()
+
+
+async def test_a_trial_that_is_cancelled_leaves_room_for_another(stage: Stage) -> None:
+    """When the client of the request that tries an upstream leaves, the next request tries it."""
+    raw = await stage.raw(DOWN)
+    client = await stage.gateway(raw, breaker=BreakerSettings(failures=1, open_for=0.05))
+    await client.post(chat())
+    await until(lambda: state(client) == "half-open")
+
+    async def hanging(connection: Connection) -> None:
+        await connection.closed()
+
+    raw.conversation = hanging
+    trial = asyncio.create_task(client.post(chat("trial")))
+    await until(lambda: len(raw.connections) == 2)
+    assert (await client.post(chat("other"))).status == 503
+    trial.cancel()
+    await client.until("flights", 0)
+    raw.conversation = says(json_reply(ANSWER))
+    assert (await client.post(chat("next"))).status == 200
+
+
+async def test_a_slow_failure_does_not_end_the_trial_of_another(stage: Stage) -> None:
+    """A request that was sent before the upstream was left alone tells nothing of it now."""
+    go_on = [asyncio.Event() for _ in range(3)]
+    conversations = [DOWN, DOWN, is_well]
+
+    async def converse(connection: Connection) -> None:
+        number = len(raw.connections) - 1
+        await go_on[number].wait()
+        await conversations[number](connection)
+
+    raw = await stage.raw(converse)
+    client = await stage.gateway(raw, breaker=BreakerSettings(failures=1, open_for=0.05))
+    old = asyncio.create_task(client.post(chat("old")))
+    await until(lambda: len(raw.connections) == 1)
+    go_on[1].set()
+    await client.post(chat("opens it"))
+    await until(lambda: state(client) == "half-open")
+    trial = asyncio.create_task(client.post(chat("trial")))
+    await until(lambda: len(raw.connections) == 3)
+    go_on[0].set()
+    assert (await old).status == 503
+    assert state(client) == "half-open"
+    go_on[2].set()
+    assert (await trial).status == 200
+    assert state(client) == "up"
+
+
+async def test_an_error_says_nothing_of_an_upstreams_speed(stage: Stage) -> None:
+    """One that refuses requests at once must not attract them."""
+    mock = await stage.mock(Reply(status=404, error={"message": "no"}))
+    client = await stage.gateway(mock)
+    await client.post(chat())
+    assert client.gateway.router.upstreams[0].latency == 0
+    mock.replies[:] = [Reply(delay=0.02)]
+    await client.post(chat())
+    assert client.gateway.router.upstreams[0].latency > 0
