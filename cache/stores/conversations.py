@@ -120,14 +120,16 @@ class Conversations:
     async def load(self, namespace: str, response_id: str) -> bytes | None:
         """The record, or None if there is none; a corrupt one counts as none. Raises StoreUnavailable."""
         key = _key(namespace, response_id)
-        value = (
-            self._memory.get(key) if self._redis is None else await self._redis.command(("GET", key), _LOAD_DEADLINE)
-        )
+        redis = self._redis
+        if redis is None:
+            value = self._memory.get(key)
+        else:
+            value = await redis.patiently(lambda left: redis.command(("GET", key), left), _LOAD_DEADLINE)
         if value is None:
             return None
         try:
-            if self._redis is not None:
-                value = await self._redis.encryption.open(key, value)
+            if redis is not None:
+                value = await redis.encryption.open(key, value)
             return await _aside(len(value), _decode, namespace, response_id, value)
         except Undecryptable as error:
             self.undecryptable += 1

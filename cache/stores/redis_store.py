@@ -262,6 +262,27 @@ class RedisStore:
         """
         return await self._call(lambda: self._topology.ask(*commands), deadline)
 
+    async def patiently(self, ask: Callable[[float], Awaitable[T]], within: float) -> T:
+        """What `ask` gives when it has so many seconds, for what a request cannot do without.
+
+        While Redis is away it is waited for, and asked again when it is back. Raises StoreUnavailable.
+        """
+        loop = asyncio.get_running_loop()
+        due = loop.time() + within
+        while True:
+            try:
+                return await ask(max(0.0, due - loop.time()))
+            except StoreUnavailable:
+                if not self.breaker.is_open:
+                    raise
+                try:
+                    async with asyncio.timeout_at(due):
+                        await self.breaker.wait_closed()
+                except TimeoutError:
+                    pass
+                if self.breaker.is_open:
+                    raise
+
     async def scan(self, pattern: str) -> AsyncIterator[list[str]]:
         """The names of all keys that match a pattern, some hundreds at a time. Raises StoreUnavailable."""
         for server in await self._call(self._topology.masters, _BACKGROUND_DEADLINE):

@@ -19,6 +19,8 @@ from gateway.tenants.virtual_key import SECRET_PREFIX, VirtualKey
 
 _POLL_SECONDS = 0.2
 _MOST_KNOWN = 20_000
+# A request with a key that this process has not met waits so many seconds for a Redis that is away.
+_PATIENCE = 1.0
 
 
 class _Known(NamedTuple):
@@ -77,7 +79,7 @@ class Callers:
             )
         version = self._version
         try:
-            key = await self._find(text)
+            key = await self._find(text, 0.0 if text in self._known else _PATIENCE)
         except StoreUnavailable as error:
             return self._without_redis(text, error)
         if key is None:
@@ -94,13 +96,14 @@ class Callers:
                     self._version = version
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def _find(self, text: str) -> VirtualKey | None:
-        if self._registry is None:
+    async def _find(self, text: str, patience: float) -> VirtualKey | None:
+        registry, redis = self._registry, self._redis
+        if registry is None or redis is None:
             raise StoreUnavailable("there is no Redis")
         scheme, _, secret = text.partition(" ")
         if scheme.lower() != "bearer" or not secret.startswith(SECRET_PREFIX):
             secret = text  # no key, which Redis is asked for all the same: so that each refusal takes as long
-        return await self._registry.find_by_secret(secret)
+        return await redis.patiently(lambda _: registry.find_by_secret(secret), patience)
 
     def _without_key(self, text: str) -> Caller:
         namespace = namespace_for(text)

@@ -189,6 +189,20 @@ async def test_a_valkey_that_does_not_answer_is_an_error(own_valkey: Valkey) -> 
         assert await conversations.load("public", "resp_1") == b"x"
 
 
+async def test_a_load_waits_for_a_valkey_that_comes_back(own_valkey: Valkey) -> None:
+    """A record is found though Valkey is away when it is asked for, if it is back within the deadline of a load."""
+    async with open_redis_store(own_valkey.url, PATIENT) as store:
+        conversations = Conversations(store, 60)
+        await conversations.save("public", "resp_1", b"x")
+        await own_valkey.kill()
+        with pytest.raises(StoreUnavailable):
+            await store.command(("GET", "anything"))
+        assert store.breaker.is_open
+        loading = asyncio.create_task(conversations.load("public", "resp_1"))
+        await own_valkey.start()
+        assert await loading == b"x"
+
+
 async def test_a_refused_command_is_an_error(late_valkey: Valkey) -> None:
     """A full Valkey refuses a record, which raises StoreUnavailable, and still answers."""
     await late_valkey.start("--maxmemory", "4mb", "--maxmemory-policy", "noeviction")

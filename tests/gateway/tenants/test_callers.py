@@ -205,6 +205,14 @@ async def test_open_serves_keys_that_are_known(workers: Workers, own_valkey: Val
         own_valkey.thaw()
 
 
+async def test_a_key_that_is_unknown_waits_for_redis(workers: Workers, own_valkey: Valkey) -> None:
+    """A worker that has not met a key finds it though Redis has just been away for a moment."""
+    worker = await workers.start(own_valkey)
+    _, secret = await worker.registry.create(NewKey(name="alice"))
+    worker.redis.breaker.trip(TimeoutError())
+    assert not await is_refused(worker, secret)
+
+
 async def test_closed_refuses_even_known_keys(workers: Workers, own_valkey: Valkey) -> None:
     """With Redis away `closed` answers 503, and the quick way knows nobody."""
     worker = await workers.start(own_valkey, without_redis="closed")
