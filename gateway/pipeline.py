@@ -6,6 +6,8 @@ There is no await between the last check of the cache and joining a flight. A fi
 same answer is therefore always seen, and nothing is computed twice.
 """
 
+import asyncio
+
 from aiohttp import web
 
 from cache.entries.key import Key
@@ -49,6 +51,7 @@ class Pipeline:
         """The response to a request. Raises GatewayError only while the response has not started."""
         record = request[RECORD]
         describe_request(record, inference)
+        deadline = None if inference.timeout is None else asyncio.get_running_loop().time() + inference.timeout
         with record.span.span("cache.lookup"):
             key, outcome = await self._lookup.find(inference)
         if isinstance(outcome, Hit) and self._lookup.may_serve(inference, outcome):
@@ -56,7 +59,7 @@ class Pipeline:
                 return await self._serve_exact_hit(request, inference, key, outcome)
             outcome = Bypass(REGENERATE)
         query = NO_QUERY
-        if not self._single_flight.in_flight(inference, key, outcome):
+        if not self._single_flight.in_flight(inference, key, outcome, deadline):
             with record.span.span("semantic.lookup") as span:
                 query = await self._semantic.find(inference, key, outcome, span)
         if query.hit is not None and isinstance(query.reply, LookupHit):
@@ -72,8 +75,8 @@ class Pipeline:
             if finished := self._lookup.finished(inference, key, outcome):
                 admission.settle(0, 0)
                 return await self._replay.answer(request, inference, finished)
-            flight, joined = self._single_flight.join_or_start(inference, key, outcome, query, admission)
-            with flight.subscribe() as subscriber:
+            flight, joined = self._single_flight.join_or_start(inference, key, outcome, query, admission, deadline)
+            with flight.subscribe(deadline if joined else None) as subscriber:
                 try:
                     return await self._relay.answer(
                         request, inference, key, outcome, query, subscriber, joined, admission.headers

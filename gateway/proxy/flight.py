@@ -27,7 +27,7 @@ from multidict import CIMultiDict
 from cache.errors import UnstorableAnswer
 from gateway.costs.machine import MachineShare
 from gateway.costs.pricing import Charge
-from gateway.errors import GatewayError, InternalError, UpstreamError
+from gateway.errors import DeadlineExceeded, GatewayError, InternalError, UpstreamError
 from gateway.http.background_tasks import BackgroundTasks
 from gateway.http.response_writer import ResponseWriter
 from gateway.http.sse import EVENT_STREAM, EventSplitter, LineSplitter
@@ -42,6 +42,8 @@ from telemetry.tracing.span import NO_SPAN, Span
 log = logging.getLogger(__name__)
 
 _LARGE_BODY = 2**18
+# Requests that come at the same time with the same timeout share a flight, which ends a little too early for the last.
+_ABOUT = 1.1
 # For the end of a connection after the end of what it carried.
 _TRAILER_TIMEOUT = 1.0
 
@@ -92,9 +94,11 @@ class Flight:
     At most `keep_bytes` of the body are held. A longer answer takes no new subscribers, is not recorded, and is read
     no faster than the slowest subscriber reads, so a flight's memory is bounded. An answer of fewer than `choices`
     choices is not recorded. With `asks_usage` the request asks for the usage of a stream on its client's behalf.
+    `deadline` is that of the request, a time of the event loop; None if it has none.
     """
 
-    def __init__(self, keep_bytes: int, choices: int, asks_usage: bool = False) -> None:
+    def __init__(self, keep_bytes: int, choices: int, asks_usage: bool = False, deadline: float | None = None) -> None:
+        self.deadline = deadline
         self._choices = choices
         self._asks_usage = asks_usage
         self._keep_bytes = keep_bytes
@@ -276,15 +280,26 @@ class Flight:
         del self._chunks[: len(events)]
         self._first = read
 
-    def subscribe(self) -> "Subscriber":
-        return Subscriber(self)
+    def outlasts(self, deadline: float | None) -> bool:
+        """Whether it goes on for about as long as a request with this deadline wants to wait."""
+        if self.deadline is None:
+            return True
+        if deadline is None:
+            return False
+        now = asyncio.get_running_loop().time()
+        return deadline - now <= (self.deadline - now) * _ABOUT
+
+    def subscribe(self, deadline: float | None = None) -> "Subscriber":
+        """With a `deadline`, a time of the event loop, the subscriber waits until then at most."""
+        return Subscriber(self, deadline)
 
 
 class Subscriber:
     """One client's position in a flight. A context manager: a flight is cancelled when its last subscriber exits."""
 
-    def __init__(self, flight: Flight) -> None:
+    def __init__(self, flight: Flight, deadline: float | None) -> None:
         self.flight = flight
+        self._deadline = deadline
         self.position = 0
         self.reads = True
         self.wake = _Signal()
@@ -305,7 +320,7 @@ class Subscriber:
 
     async def started(self) -> None:
         """Wait until the upstream has begun to answer, or has failed to: then raises that GatewayError."""
-        await self.flight._started.wait()
+        await self._until(self.flight._started)
         if self.flight.error and not self.flight.status:
             raise self.flight.error
 
@@ -313,7 +328,7 @@ class Subscriber:
         """Wait for the end of the answer without reading it. Raises the GatewayError that ended it early."""
         self.reads = False
         self.flight._drained.set()
-        await self.flight._finished.wait()
+        await self._until(self.flight._finished)
         if self.flight.error:
             raise self.flight.error
 
@@ -377,7 +392,18 @@ class Subscriber:
 
     async def _wait(self) -> None:
         self.wake.is_set = False
-        await self.wake.wait()
+        await self._until(self.wake)
+
+    async def _until(self, signal: _Signal) -> None:
+        """Wait for the signal. Raises DeadlineExceeded."""
+        if self._deadline is None:
+            await signal.wait()
+            return
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                await signal.wait()
+        except TimeoutError as error:
+            raise DeadlineExceeded("The deadline of the request ended before its answer did.") from error
 
     async def body(self) -> bytes | None:
         """The whole body; None if it is too long to be held and has to be read in chunks.
@@ -385,7 +411,7 @@ class Subscriber:
         Raises the GatewayError that ended the flight early.
         """
         flight = self.flight
-        await flight._settled.wait()
+        await self._until(flight._settled)
         if flight.oversized:
             return None
         if flight.error:
@@ -400,10 +426,11 @@ class FlightTable:
         self._tasks = tasks
         self._joinable: dict[str, Flight] = {}
 
-    def find(self, names: tuple[str, ...]) -> Flight | None:
+    def find(self, names: tuple[str, ...], deadline: float | None = None) -> Flight | None:
+        """The flight that a request with this deadline may join."""
         for name in names:
             flight = self._joinable.get(name)
-            if flight and flight.joinable:
+            if flight and flight.joinable and flight.outlasts(deadline):
                 return flight
         return None
 

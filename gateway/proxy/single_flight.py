@@ -1,6 +1,5 @@
 """Identical requests in flight share one upstream call, whose whole answer is stored."""
 
-import asyncio
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -63,12 +62,15 @@ class SingleFlight:
         self._settings = settings
         self._prompt_caches = prompt_caches
 
-    def in_flight(self, inference: InferenceRequest, key: Key, outcome: Outcome) -> Flight | None:
-        """The running flight with the answer to this request, if the request may wait for one."""
+    def in_flight(
+        self, inference: InferenceRequest, key: Key, outcome: Outcome, deadline: float | None
+    ) -> Flight | None:
+        """The running flight with the answer to this request, if the request may wait for one until its deadline."""
         if isinstance(outcome, Bypass) or inference.cache_control.only_if_cached:
             return None
         with_usage, without_usage = _flight_keys(inference, key)
-        return self._flights.find((with_usage,) if inference.needs_usage else (with_usage, without_usage))
+        names = (with_usage,) if inference.needs_usage else (with_usage, without_usage)
+        return self._flights.find(names, deadline)
 
     def join_or_start(
         self,
@@ -76,17 +78,19 @@ class SingleFlight:
         key: Key,
         outcome: Outcome,
         query: SemanticQuery,
-        admission: Admission = UNLIMITED,
+        admission: Admission,
+        deadline: float | None,
     ) -> tuple[Flight, bool]:
         """A flight with the answer to this request, and whether it was running already.
 
-        `admission` is settled by what the flight uses; who joins uses nothing.
+        `deadline` is that of the request, a time of the event loop. `admission` is settled by what the flight uses; who
+        joins uses nothing.
         """
         if isinstance(outcome, Bypass):
             # A bypass shares no flight; the answer to a request for a new one is stored all the same.
             keeps = outcome.reason in ASKING_FOR_NEW
-            return self._start_flight(inference, key, None, query, admission, keeps=keeps), False
-        if flight := self.in_flight(inference, key, outcome):
+            return self._start_flight(inference, key, None, query, admission, deadline, keeps=keeps), False
+        if flight := self.in_flight(inference, key, outcome, deadline):
             metrics.collapsed.inc()
             admission.settle(0, 0)
             return flight, True
@@ -95,7 +99,7 @@ class SingleFlight:
         is_asked = inference.include_usage or (self._settings.ask_usage and self._router.none_lacks(USAGE_OF_STREAMS))
         may_lack_usage = inference.stream and not is_asked
         name = without_usage if may_lack_usage else with_usage
-        return self._start_flight(inference, key, name, query, admission), False
+        return self._start_flight(inference, key, name, query, admission, deadline), False
 
     def revalidate(self, inference: InferenceRequest, key: Key) -> None:
         """Compute the answer again in the background, unless a flight is computing it."""
@@ -121,10 +125,11 @@ class SingleFlight:
         name: str | None,
         query: SemanticQuery,
         admission: Admission = UNLIMITED,
+        deadline: float | None = None,
         *,
         keeps: bool = True,
     ) -> Flight:
-        flight = Flight(self._settings.max_answer, inference.choices, inference.needs_usage)
+        flight = Flight(self._settings.max_answer, inference.choices, inference.needs_usage, deadline)
         self._flights.start(flight, self._compute(inference, key, flight, query, admission, keeps), name)
         return flight
 
@@ -169,7 +174,6 @@ class SingleFlight:
             if self._prompt_caches is not None:
                 attempts = self._prompt_caches.marked(attempts, key.namespace, inference.model)
             prefix = await self._prefix(inference, key)
-            now = asyncio.get_running_loop().time()
             call = RouteCall(
                 method="POST",
                 headers=inference.headers,
@@ -181,7 +185,7 @@ class SingleFlight:
                 blocks=prefix.blocks,
                 held=prefix.held,
                 priority=inference.priority,
-                deadline=None if inference.timeout is None else now + inference.timeout,
+                deadline=flight.deadline,
                 fallbacks=[
                     (model, inference.for_model(model).attempts(self._settings.ask_usage))
                     for model in inference.fallbacks
