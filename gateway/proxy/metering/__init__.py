@@ -2,5 +2,5 @@
 
 admissions.py admits a request by the limits of its key and team; accounting.py says what it cost or saved once it is
 answered, and records.py puts that into its record. Read admissions.py first. Uses costs, http, settings, telemetry,
-tenants and the package cache.
+tenants, upstreams and the package cache.
 """
