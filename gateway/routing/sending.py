@@ -101,10 +101,11 @@ class Sending:
                 if not is_free and not self._may_retry():
                     break
                 upstream = pending.popleft()
-            elif not later or not self._may_retry() or not await self._pause_until(later[0][0]):
-                break
+            elif later and self._may_retry():
+                due, _, upstream = heapq.heappop(later)
+                await asyncio.sleep(due - self._loop.time())
             else:
-                upstream = heapq.heappop(later)[2]
+                break
             given = await self._hedged(upstream, pending, attempts, strategy, asked)
             if isinstance(given, UpstreamResponse):
                 if given.status == _OK:
@@ -112,8 +113,8 @@ class Sending:
                 return given
             for failure in given:
                 self._note(failure, has_others=bool(pending))
-                if failure.can_repeat and (due := self._due(failure)) is not None:
-                    heapq.heappush(later, (due, len(self.failures), failure.upstream))
+                if failure.can_repeat and (time := self._due(failure)) is not None:
+                    heapq.heappush(later, (time, len(self.failures), failure.upstream))
             is_free = all(failure.retry is Retry.FREELY for failure in given)
             if self._is_hopeless(given):
                 break
@@ -157,13 +158,6 @@ class Sending:
             pause += failure.retry_after
         due = self._loop.time() + pause
         return due if due < self._deadline else None
-
-    async def _pause_until(self, due: float) -> bool:
-        """Whether there was time for it."""
-        if due >= self._deadline:
-            return False
-        await asyncio.sleep(due - self._loop.time())
-        return True
 
     async def _hedged(
         self,
