@@ -6,14 +6,13 @@ There is no await between the last check of the cache and joining a flight. A fi
 same answer is therefore always seen, and nothing is computed twice.
 """
 
-import asyncio
-
 from aiohttp import web
 
 from cache.entries.key import Key
 from cache.entries.outcomes import Bypass, Hit
 from cache.semantic.messages import LookupHit
 from gateway.errors import NotCached, UpstreamError
+from gateway.proxy.deadlines import deadline_in
 from gateway.proxy.inference_request import InferenceRequest
 from gateway.proxy.lookup import REGENERATE, Lookup
 from gateway.proxy.metering.accounting import Accounting
@@ -51,7 +50,7 @@ class Pipeline:
         """The response to a request. Raises GatewayError only while the response has not started."""
         record = request[RECORD]
         describe_request(record, inference)
-        deadline = None if inference.timeout is None else asyncio.get_running_loop().time() + inference.timeout
+        deadline = deadline_in(inference.timeout)
         with record.span.span("cache.lookup"):
             key, outcome = await self._lookup.find(inference)
         if isinstance(outcome, Hit) and self._lookup.may_serve(inference, outcome):

@@ -29,6 +29,7 @@ from gateway.http.fetched_urls import check_body_urls
 from gateway.http.response_writer import ResponseWriter
 from gateway.http.sse import event_json
 from gateway.proxy import conversations
+from gateway.proxy.deadlines import deadline_in, timeout_of
 from gateway.proxy.embeddings import parse_embeddings
 from gateway.proxy.inference_request import parse_request
 from gateway.proxy.model_names import resolved
@@ -162,6 +163,7 @@ async def forward(request: web.Request) -> web.StreamResponse:
         own=caller.own,
         namespace=caller.namespace,
         is_repeatable=request.method in _SAFE_METHODS,
+        deadline=deadline_in(timeout_of(request.headers)),
     )
     async with request.app[ADMISSIONS].other(caller, body) as admission:
         return await _relayed(request, call, admission)

@@ -22,6 +22,7 @@ from gateway.errors import GatewayError, InternalError, InvalidRequest, NotCache
 from gateway.http.background_tasks import BackgroundTasks
 from gateway.http.cache_control import CacheControl, parse_cache_control
 from gateway.http.json_object import decode_object
+from gateway.proxy.deadlines import deadline_in, outlasts, timeout_of, wait_until
 from gateway.proxy.lookup import count_lookup
 from gateway.proxy.metering.accounting import Accounting
 from gateway.proxy.metering.admissions import Admissions
@@ -57,6 +58,8 @@ class EmbeddingsRequest:
     inputs: list[Any]
     keys: list[Key]
     cache_control: CacheControl
+    timeout: float | None
+    """Seconds that the client gives for the whole answer, if it says so."""
 
 
 @dataclass(eq=False, slots=True)
@@ -64,6 +67,7 @@ class _Batch:
     """One call to an upstream. After `done` it has the entries of its inputs by id, or an error, or a refusal."""
 
     asked: EmbeddingsRequest
+    deadline: float | None
     request: bytes = b""
     """The body that was sent: a client's own if nothing of it was stored."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
@@ -114,7 +118,9 @@ def parse_embeddings(
     except RecursionError as error:
         raise InvalidRequest("The body is nested too deeply.") from error
     cache_control = parse_cache_control(", ".join(headers.getall("Cache-Control", ())))
-    return EmbeddingsRequest(caller, path, body, caller.forwarded(headers), fields, model, inputs, keys, cache_control)
+    return EmbeddingsRequest(
+        caller, path, body, caller.forwarded(headers), fields, model, inputs, keys, cache_control, timeout_of(headers)
+    )
 
 
 def _are_tokens(item: Any) -> bool:
@@ -143,7 +149,7 @@ class Embeddings:
 
     async def answer(self, asked: EmbeddingsRequest) -> web.Response:
         """The response. Raises GatewayError."""
-        control = asked.cache_control
+        control, deadline = asked.cache_control, deadline_in(asked.timeout)
         is_bypass = control.no_store or control.no_cache or not self._settings.enabled or not reads_cache(asked.caller)
         entries = {} if is_bypass else await self._stored(asked)
         hits = sum(key.id in entries for key in asked.keys)
@@ -152,10 +158,10 @@ class Embeddings:
             if control.only_if_cached:
                 raise NotCached("Not all of the embeddings are in the cache, and the request says only-if-cached.")
             async with self._admissions.other(asked.caller, asked.body) as admission:
-                batches = await self._computed(asked, entries, joins=not is_bypass)
+                batches = await self._computed(asked, entries, deadline, joins=not is_bypass)
                 if any(batch.asked is not asked and batch.status != 200 for batch in batches):
                     # The refusal may be about what only the other request had.
-                    batches = await self._computed(asked, entries, joins=False)
+                    batches = await self._computed(asked, entries, deadline, joins=False)
                 charges = [batch.charge for batch in batches if batch.asked is asked and batch.charge is not None]
                 admission.settle(
                     sum(charge.prompt_tokens for charge in charges), sum(charge.cost or 0.0 for charge in charges)
@@ -185,25 +191,30 @@ class Embeddings:
         served = (o.entry for o in outcomes if isinstance(o, Hit) and asked.cache_control.accepts(o))
         return {entry.id: entry for entry in served}
 
-    async def _computed(self, asked: EmbeddingsRequest, entries: dict[str, Entry], *, joins: bool) -> list[_Batch]:
-        """The finished calls that compute the missing inputs, each of which is computed once."""
+    async def _computed(
+        self, asked: EmbeddingsRequest, entries: dict[str, Entry], deadline: float | None, *, joins: bool
+    ) -> list[_Batch]:
+        """The finished calls that compute the missing inputs, each of which is computed once. Raises DeadlineExceeded
+        when others are not.
+        """
         batches: dict[_Batch, None] = {}
         mine: dict[str, tuple[Key, Any]] = {}
         for key, item in zip(asked.keys, asked.inputs, strict=True):
             if key.id in entries or key.id in mine:
                 continue
-            if joins and (running := self._computing.get(key.id)):
+            running = self._computing.get(key.id)
+            if joins and running is not None and outlasts(running.deadline, deadline):
                 batches[running] = None
             else:
                 mine[key.id] = (key, item)
         if mine:
-            batch = _Batch(asked)
+            batch = _Batch(asked, deadline)
             batches[batch] = None
             if joins:
                 self._computing |= dict.fromkeys(mine, batch)
             self._tasks.start_isolated(self._compute(asked, list(mine.values()), batch))
         for batch in batches:
-            await batch.done.wait()
+            await wait_until(None if batch.asked is asked else deadline, batch.done.wait())
         return list(batches)
 
     async def _compute(self, asked: EmbeddingsRequest, wanted: Sequence[tuple[Key, Any]], batch: _Batch) -> None:
@@ -236,10 +247,11 @@ class Embeddings:
             call = RouteCall(
                 method="POST",
                 headers=asked.headers,
-                attempts=[Attempt(asked.path, batch.request)],
+                attempts=[Attempt(asked.path, batch.request, "embeddings")],
                 model=asked.model,
                 own=asked.caller.own,
                 namespace=wanted[0][0].namespace,
+                deadline=batch.deadline,
             )
             with await self._router.request(call) as answer:
                 batch.status, batch.headers = answer.status, answer.headers

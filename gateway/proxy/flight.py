@@ -27,10 +27,11 @@ from multidict import CIMultiDict
 from cache.errors import UnstorableAnswer
 from gateway.costs.machine import MachineShare
 from gateway.costs.pricing import Charge
-from gateway.errors import DeadlineExceeded, GatewayError, InternalError, UpstreamError
+from gateway.errors import GatewayError, InternalError, UpstreamError
 from gateway.http.background_tasks import BackgroundTasks
 from gateway.http.response_writer import ResponseWriter
 from gateway.http.sse import EVENT_STREAM, EventSplitter, LineSplitter
+from gateway.proxy.deadlines import outlasts, wait_until
 from gateway.proxy.inference_request import USAGE_OF_STREAMS
 from gateway.proxy.recorder import Recording, has_usage_alone, record_response, recorder_of
 from gateway.surfaces.openai import CHAT
@@ -42,8 +43,6 @@ from telemetry.tracing.span import NO_SPAN, Span
 log = logging.getLogger(__name__)
 
 _LARGE_BODY = 2**18
-# Requests that come at the same time with the same timeout share a flight, which ends a little too early for the last.
-_ABOUT = 1.1
 # For the end of a connection after the end of what it carried.
 _TRAILER_TIMEOUT = 1.0
 
@@ -280,15 +279,6 @@ class Flight:
         del self._chunks[: len(events)]
         self._first = read
 
-    def outlasts(self, deadline: float | None) -> bool:
-        """Whether it goes on for about as long as a request with this deadline wants to wait."""
-        if self.deadline is None:
-            return True
-        if deadline is None:
-            return False
-        now = asyncio.get_running_loop().time()
-        return deadline - now <= (self.deadline - now) * _ABOUT
-
     def subscribe(self, deadline: float | None = None) -> "Subscriber":
         """With a `deadline`, a time of the event loop, the subscriber waits until then at most."""
         return Subscriber(self, deadline)
@@ -320,7 +310,7 @@ class Subscriber:
 
     async def started(self) -> None:
         """Wait until the upstream has begun to answer, or has failed to: then raises that GatewayError."""
-        await self._until(self.flight._started)
+        await wait_until(self._deadline, self.flight._started.wait())
         if self.flight.error and not self.flight.status:
             raise self.flight.error
 
@@ -328,7 +318,7 @@ class Subscriber:
         """Wait for the end of the answer without reading it. Raises the GatewayError that ended it early."""
         self.reads = False
         self.flight._drained.set()
-        await self._until(self.flight._finished)
+        await wait_until(self._deadline, self.flight._finished.wait())
         if self.flight.error:
             raise self.flight.error
 
@@ -392,18 +382,7 @@ class Subscriber:
 
     async def _wait(self) -> None:
         self.wake.is_set = False
-        await self._until(self.wake)
-
-    async def _until(self, signal: _Signal) -> None:
-        """Wait for the signal. Raises DeadlineExceeded."""
-        if self._deadline is None:
-            await signal.wait()
-            return
-        try:
-            async with asyncio.timeout_at(self._deadline):
-                await signal.wait()
-        except TimeoutError as error:
-            raise DeadlineExceeded("The deadline of the request ended before its answer did.") from error
+        await wait_until(self._deadline, self.wake.wait())
 
     async def body(self) -> bytes | None:
         """The whole body; None if it is too long to be held and has to be read in chunks.
@@ -411,7 +390,7 @@ class Subscriber:
         Raises the GatewayError that ended the flight early.
         """
         flight = self.flight
-        await self._until(flight._settled)
+        await wait_until(self._deadline, flight._settled.wait())
         if flight.oversized:
             return None
         if flight.error:
@@ -430,7 +409,7 @@ class FlightTable:
         """The flight that a request with this deadline may join."""
         for name in names:
             flight = self._joinable.get(name)
-            if flight and flight.joinable and flight.outlasts(deadline):
+            if flight and flight.joinable and outlasts(flight.deadline, deadline):
                 return flight
         return None
 

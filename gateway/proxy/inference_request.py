@@ -20,6 +20,7 @@ from gateway.errors import InvalidRequest
 from gateway.http.cache_control import CacheControl, parse_cache_control
 from gateway.http.fetched_urls import check_urls
 from gateway.http.json_object import decode_object
+from gateway.proxy.deadlines import timeout_of
 from gateway.proxy.model_names import resolved
 from gateway.routing.models import ModelTable
 from gateway.routing.router import Router
@@ -35,13 +36,12 @@ from gateway.tenants.caller import Caller
 from gateway.tenants.credentials import OTHER_HEADERS, answer_headers, bearer
 from gateway.tenants.policies import priority_for
 from gateway.upstreams.identity import with_own_model
-from gateway.upstreams.upstream import PRIORITY_HEADER, REUSE_HEADER, TIMEOUT_HEADER, Attempt
+from gateway.upstreams.upstream import PRIORITY_HEADER, REUSE_HEADER, Attempt
 
 MAX_RISK_HEADER = "x-keepgate-max-risk"
 USAGE_OF_STREAMS = "stream_options"
 """What an upstream lacks that refuses to be asked for the usage of a stream."""
 
-MAX_TIMEOUT = 86_400.0
 # Lower numbers come first, as with vLLM; what says nothing has 0.
 _BATCH_PRIORITY = 100
 # The next turn of a chat begins with the whole conversation so far; a completion has no next turn.
@@ -263,7 +263,7 @@ def parse_request(
         question=question if question and len(question.text) <= MAX_TEXT and len(model) <= MAX_MODEL else None,
         max_risk=_max_risk(headers),
         reuse=_reuse(headers, target),
-        timeout=_timeout(headers),
+        timeout=timeout_of(headers),
         named=named,
         fallbacks=chosen.fallbacks,
         conversation=conversation or (),
@@ -314,7 +314,7 @@ def parse_whole(
         max_risk=1.0,
         reuse=_reuse(headers, COMPLETIONS.family),
         named=named,
-        timeout=_timeout(headers),
+        timeout=timeout_of(headers),
     )
 
 
@@ -353,19 +353,6 @@ def _max_risk(headers: CIMultiDictProxy[str]) -> float:
     if not 0.0 <= risk <= 1.0:
         raise InvalidRequest(f"'{MAX_RISK_HEADER}' must be a number from 0 to 1, such as 0.001.")
     return risk
-
-
-def _timeout(headers: CIMultiDictProxy[str]) -> float | None:
-    given = headers.get(TIMEOUT_HEADER)
-    if given is None:
-        return None
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds <= MAX_TIMEOUT:
-        raise InvalidRequest(f"'{TIMEOUT_HEADER}' must be seconds, more than 0 and at most {MAX_TIMEOUT:.0f}.")
-    return seconds
 
 
 def _reuse(headers: CIMultiDictProxy[str], family: Family) -> str:

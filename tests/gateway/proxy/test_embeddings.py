@@ -9,10 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.proxy.embeddings import _shares
+from gateway.settings.upstreams import RetrySettings
 from gateway.upstreams.mock import MockUpstream, Reply
 from tests.gateway.client import Answer, Client
 from tests.gateway.conftest import Stage
-from tests.gateway.raw_upstream import json_reply, saying
+from tests.gateway.raw_upstream import Connection, json_reply, saying
+from tests.waiting import until
 
 EMBEDDINGS = "/v1/embeddings"
 
@@ -192,3 +194,40 @@ def test_shares_of_tokens_add_up(tokens: int, lengths: list[int]) -> None:
     assert len(shares) == len(lengths)
     assert min(shares) >= 0
     assert sum(shares) == (tokens if any(lengths) else 0)
+
+
+@pytest.mark.parametrize("fault", ["cut", "no JSON", "silent"])
+async def test_another_upstream_computes_what_one_does_not_send_whole(stage: Stage, fault: str) -> None:
+    """An answer that breaks off, is no JSON or stands still is asked for elsewhere."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+
+    async def fail(connection: Connection) -> None:
+        if fault == "no JSON":
+            await connection.send(json_reply(b'{"data": ['))
+            return
+        await connection.send(head + b'Content-Length: 900\r\n\r\n{"data": [')
+        if fault == "silent":
+            await connection.closed()
+
+    broken, mock = await stage.raw(fail), await stage.mock()
+    client = await stage.gateway(broken, mock, retries=RetrySettings(), timeouts={"idle": 0.2})
+    answer = await ask(client, "one")
+    assert answer.status == 200, answer.body
+    assert len(vectors(answer)) == 1
+
+
+async def test_embeddings_have_a_deadline(stage: Stage) -> None:
+    """A client gets 504 at its own deadline, also where it waits for the call of another one."""
+
+    async def hang(connection: Connection) -> None:
+        await connection.closed()
+
+    upstream = await stage.raw(hang)
+    client = await stage.gateway(upstream)
+    refused = await ask(client, "one", x_request_timeout="0.2")
+    assert (refused.status, refused.error["code"]) == (504, "upstream_timeout")
+    patient = asyncio.create_task(ask(client, "two"))
+    await until(lambda: len(upstream.connections) == 2)
+    joined = await ask(client, "two", x_request_timeout="0.2")
+    assert (joined.status, len(upstream.connections)) == (504, 2)
+    patient.cancel()
