@@ -57,3 +57,12 @@ def test_new_processes_are_counted_and_break_no_reading(tmp_path: Path) -> None:
         reader.communicate()
     assert [process.returncode for process in workers] == [0] * count
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+def test_a_full_disk_kills_no_process(tmp_path: Path) -> None:
+    """Files that are mapped have their whole place on the disk: what is written there later needs no more."""
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", JOIN], stdin=subprocess.DEVNULL, env=environment, check=True)
+    files = [path.stat() for path in tmp_path.iterdir()]
+    assert files
+    assert all(file.st_blocks * 512 >= file.st_size > 0 for file in files)
