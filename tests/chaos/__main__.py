@@ -8,11 +8,17 @@ import asyncio
 import sys
 from itertools import groupby
 
-from tests.chaos import process_faults, redis_faults, upstream_faults
+from tests.chaos import machine_faults, process_faults, redis_faults, upstream_faults
 from tests.chaos.fault import Fault, Trial, shown, trials
+from tests.chaos.machine import CannotStage
 from tests.chaos.stage import open_stage
 
-FAULTS: tuple[Fault, ...] = (*upstream_faults.FAULTS, *redis_faults.FAULTS, *process_faults.FAULTS)
+FAULTS: tuple[Fault, ...] = (
+    *upstream_faults.FAULTS,
+    *redis_faults.FAULTS,
+    *process_faults.FAULTS,
+    *machine_faults.FAULTS,
+)
 _CLIENTS = 32
 _PAUSE = 0.05
 
@@ -20,11 +26,15 @@ _PAUSE = 0.05
 async def try_all(faults: list[Fault], seconds: float) -> list[Trial]:
     """Try them one after the other, each for so long, those with the same kind of stage on one stage."""
     done: list[Trial] = []
-    for store, group in groupby(sorted(faults, key=lambda fault: fault.store), lambda fault: fault.store):
-        async with open_stage(store) as stage, trials(stage, _CLIENTS, _PAUSE) as each:
-            for fault in group:
-                done.append(await each.run(fault, seconds))
-                print(f"{fault.name}: {len(done[-1].problems)} problems", file=sys.stderr, flush=True)
+    for setting, group in groupby(sorted(faults, key=lambda fault: fault.setting), lambda fault: fault.setting):
+        wanted = list(group)
+        try:
+            async with open_stage(setting) as stage, trials(stage, _CLIENTS, _PAUSE) as each:
+                for fault in wanted:
+                    done.append(await each.run(fault, seconds))
+                    print(f"{fault.name}: {len(done[-1].problems)} problems", file=sys.stderr, flush=True)
+        except CannotStage as reason:
+            print(f"Not tried, {reason}: {', '.join(fault.name for fault in wanted)}", file=sys.stderr, flush=True)
     return done
 
 

@@ -17,7 +17,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 
 from tests.chaos.load import HASTY, Kind, Load, Outcome
-from tests.chaos.stage import Stage, Store
+from tests.chaos.stage import Setting, Stage
 from tests.waiting import until
 
 RECOVERY = 10.0
@@ -47,7 +47,7 @@ class Fault:
     """Seconds that it takes to show."""
     settling: float = 0.0
     """Seconds until what it has broken is found to be whole again at most; as long as it was broken if that is less."""
-    store: Store = "own"
+    setting: Setting = "plain"
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from tests.chaos.fault import Fault
 from tests.chaos.stage import Stage
 
 _WORKER = "gateway.processes.worker"
+_SEMANTIC = "cache.semantic.service"
 
 
 @asynccontextmanager
@@ -18,4 +19,27 @@ async def _worker_killed(stage: Stage) -> AsyncIterator[None]:
     yield
 
 
-FAULTS = (Fault("a worker of each gateway: killed", _worker_killed, cut=True),)
+@asynccontextmanager
+async def _semantic_killed(stage: Stage) -> AsyncIterator[None]:
+    for gateway in stage.gateways:
+        os.kill(gateway.child(_SEMANTIC), signal.SIGKILL)
+    yield
+
+
+@asynccontextmanager
+async def _semantic_frozen(stage: Stage) -> AsyncIterator[None]:
+    services = [gateway.child(_SEMANTIC) for gateway in stage.gateways]
+    for service in services:
+        os.kill(service, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for service in services:
+            os.kill(service, signal.SIGCONT)
+
+
+FAULTS = (
+    Fault("a worker of each gateway: killed", _worker_killed, cut=True),
+    Fault("semantic cache: killed", _semantic_killed, setting="semantic"),
+    Fault("semantic cache: frozen", _semantic_frozen, setting="semantic"),
+)

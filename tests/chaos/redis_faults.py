@@ -89,7 +89,7 @@ async def _master_frozen(stage: Stage) -> AsyncIterator[None]:
 
 
 def _of_sentinels(name: str, hold: Callable[[Stage], AbstractAsyncContextManager[None]]) -> Fault:
-    return Fault(name, hold, continued=_NEEDS_REDIS, settling=_SETTLING, least=_ELECTION, store="sentinels")
+    return Fault(name, hold, continued=_NEEDS_REDIS, settling=_SETTLING, least=_ELECTION, setting="sentinels")
 
 
 FAULTS = (

@@ -8,11 +8,10 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -20,9 +19,11 @@ import msgspec
 from tests.cache.valkey import Valkey
 from tests.cache.valkey_cluster import ValkeySentinels, running_sentinels
 from tests.chaos.load import DEADLINE, TOTAL, Tenant
+from tests.chaos.machine import Clock, small_disk
 from tests.gateway.processes.serving import Serving, serving
 
-Store = Literal["own", "sentinels", "embedded"]
+Setting = Literal["plain", "sentinels", "small disk", "own clock", "semantic"]
+"""With one Redis; behind sentinels; with all data on a small disk; with a clock to set; with the semantic cache."""
 _STARTED_WITHIN = 30.0
 _UPSTREAMS = 3
 _STALLED = 1.5
@@ -81,7 +82,7 @@ class Stage:
     tenants: list[Tenant]
     valkey: Valkey | None = None
     sentinels: ValkeySentinels | None = None
-    notes: dict[str, Any] = field(default_factory=dict)
+    clock: Clock | None = None
 
     @property
     def one(self) -> UpstreamProcess:
@@ -90,41 +91,38 @@ class Stage:
 
 
 @asynccontextmanager
-async def open_stage(
-    store: Store = "own",
-    *,
-    state: Path | None = None,
-    semantic: bool = False,
-    variables: Mapping[str, str] = MappingProxyType({}),
-) -> AsyncIterator[Stage]:
-    """Run it all. `variables` are for the environment of the gateways and of their children."""
+async def open_stage(setting: Setting = "plain") -> AsyncIterator[Stage]:
+    """Run it all. Raises CannotStage."""
     async with AsyncExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="kg-"))
         stack.callback(shutil.rmtree, folder)
-        state = folder / "state" if state is None else state
+        state = folder / "state"
+        if setting == "small disk":
+            stack.enter_context(small_disk(state))
+        clock = Clock(folder) if setting == "own clock" else None
         upstreams = [UpstreamProcess() for _ in range(_UPSTREAMS)]
         for upstream in upstreams:
             await upstream.start()
             stack.push_async_callback(upstream.kill)
-        stage = Stage(state, upstreams, [], [])
+        stage = Stage(state, upstreams, [], [], clock=clock)
         redis = "embedded"
-        if store == "own":
+        if setting in ("plain", "semantic"):
             stage.valkey = Valkey(folder)
             await stage.valkey.start()
             stack.push_async_callback(stage.valkey.stop)
             redis = stage.valkey.url
-        elif store == "sentinels":
+        elif setting == "sentinels":
             stage.sentinels = await stack.enter_async_context(running_sentinels())
             redis = stage.sentinels.url
         for has_keys in (False, True):
             file = folder / f"{'keys' if has_keys else 'plain'}.json"  # JSON is YAML
-            file.write_bytes(msgspec.json.encode(_settings(upstreams, redis, has_keys, semantic)))
+            file.write_bytes(msgspec.json.encode(_settings(upstreams, redis, has_keys, setting)))
             gateway = await stack.enter_async_context(
                 serving(
                     state,
                     *("--config", str(file)),
                     ready=True,
-                    **{**_ENVIRONMENT, **variables},
+                    **{**_ENVIRONMENT, **(clock.variables if clock is not None else {})},
                 )
             )
             stage.gateways.append(gateway)
@@ -135,7 +133,7 @@ async def open_stage(
         yield stage
 
 
-def _settings(upstreams: list[UpstreamProcess], redis: str, has_keys: bool, semantic: bool) -> dict[str, Any]:
+def _settings(upstreams: list[UpstreamProcess], redis: str, has_keys: bool, setting: Setting) -> dict[str, Any]:
     own = {"api_key": "env:CHAOS_UPSTREAM_KEY"} if has_keys else {}
     return {
         "workers": 2,
@@ -152,7 +150,7 @@ def _settings(upstreams: list[UpstreamProcess], redis: str, has_keys: bool, sema
         "health": {"interval": 1.0, "deadline": _STALLED},
         "keys": {"required": has_keys},
         "cache": {"memory": "8MiB"},
-        "semantic": {"mode": "on" if semantic else "off"},
+        "semantic": {"mode": "on" if setting == "semantic" else "off"},
     }
 
 
