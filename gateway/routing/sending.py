@@ -10,6 +10,7 @@ import asyncio
 import heapq
 import logging
 import random
+import re
 from collections import deque
 from collections.abc import Sequence
 
@@ -48,6 +49,8 @@ _OK = 200
 _KEY_REFUSED = frozenset({401, 402})
 _SERVER_ERROR = 500
 _HTML = ("text/html", "application/xhtml+xml")
+# What some servers say with status 200, and as the first event of a stream.
+_ERROR = re.compile(rb'(?:event: ?error\s|(?:data: ?)?\{\s*"error"\s*:\s*["{])')
 
 _check_json = msgspec.json.Decoder(msgspec.Raw).decode
 
@@ -299,7 +302,15 @@ class Sending:
             answer.end()
             page = UpstreamDisconnected(f"{upstream.title} answered with a web page, as a proxy in front of it may do.")
             return Failure(upstream, Retry.ELSEWHERE, page, can_repeat=False, is_fault=True)
-        if attempt.family and (missing := await _missing(answer)):
+        if not attempt.family:
+            return None
+        missing = await _missing(answer)
+        if _ERROR.match(answer.held):
+            await _take_error(answer)
+            return Failure(
+                upstream, Retry.ELSEWHERE, answer=answer, can_repeat=False, is_unproven=True, is_trial=is_trial
+            )
+        if missing:
             answer.end()
             cut = UpstreamDisconnected(f"{upstream.title} answered with {missing}.")
             return Failure(upstream, Retry.ELSEWHERE, cut, can_repeat=False, is_unproven=True, is_trial=is_trial)

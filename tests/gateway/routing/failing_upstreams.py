@@ -91,3 +91,11 @@ WEB_PAGE = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\nConten
 )
 NO_JSON = json_reply(b'{"choices": [{"index": 0, "mess')
 NOTHING = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+
+
+async def says_an_error_with_200(connection: Connection) -> None:
+    error = b'{"error": {"message": "overloaded", "type": "x", "param": null, "code": "y"}}'
+    if is_stream(connection):
+        await connection.send(CHUNKED_EVENT_STREAM + chunked(b"data: " + error + b"\n\n") + chunked(b""))
+    else:
+        await connection.send(json_reply(error))

@@ -33,6 +33,7 @@ FAULTS: dict[str, tuple[Conversation | None, int, bool]] = {
     "a web page": (faults.says(faults.WEB_PAGE), 502, False),
     "no JSON": (faults.says(faults.NO_JSON), 502, False),
     "nothing": (faults.says(faults.NOTHING), 502, False),
+    "an error with 200": (faults.says_an_error_with_200, 200, False),
 }
 
 
@@ -80,7 +81,10 @@ async def _check_answer(client: Client, well: MockUpstream, stream: bool, *, beg
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_an_upstream_that_is_alone(stage: Stage, fault: str, stream: bool) -> None:
-    """The client gets one error in time, which is not stored: when the upstream is well again, it answers."""
+    """The client gets one error in time, which is not stored: when the upstream is well again, it answers.
+
+    It is asked again only where it has said that it did not work on the request.
+    """
     conversation, status, begins = FAULTS[fault]
     raw = await stage.raw(conversation or faults.resets)
     bad = nothing_listens() if conversation is None else raw.url
@@ -91,10 +95,13 @@ async def test_an_upstream_that_is_alone(stage: Stage, fault: str, stream: bool)
 
     if begins and stream:
         assert is_broken_off(answer)
+    elif stream and status == 200:
+        assert [set(json.loads(event)) for event in answer.events] == [{"error"}]
     else:
         assert (answer.status, set(answer.json)) == (status, {"error"})
     await client.until("flights", 0)
     if conversation is not None:
+        assert len(raw.connections) == (3 if status in (429, 503) else 1)
         raw.conversation = faults.is_well
         again = await client.post(chat(stream=stream))
         assert (again.status, again.text, again.cache) == (200, "ok", "miss")

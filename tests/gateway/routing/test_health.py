@@ -5,24 +5,29 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from urllib.parse import urlsplit
 
+import pytest
+
 from gateway.settings.upstreams import BreakerSettings, HealthSettings
 from gateway.upstreams.mock import Reply
 from tests.gateway.client import Client, chat
 from tests.gateway.conftest import Stage
-from tests.gateway.raw_upstream import Connection, json_reply
+from tests.gateway.raw_upstream import Connection, Conversation, json_reply
 from tests.gateway.routing.failing_upstreams import (
     QUICK,
+    WEB_PAGE,
     cuts_within,
     first,
     is_well,
     named,
     refuses,
+    resets,
     says,
 )
 from tests.gateway.upstreams.upstream_examples import ANSWER, nothing_listens
 from tests.waiting import until
 
 DOWN = refuses(b"503 Service Unavailable")
+BUSY = refuses(b"429 Too Many Requests")
 LISTED = b'{"object":"list","data":[{"id":"mock","object":"model"}]}'
 
 
@@ -213,6 +218,28 @@ async def test_a_check_has_a_deadline(stage: Stage) -> None:
         release.set()
 
 
+@pytest.mark.parametrize(
+    ("conversation", "seconds"),
+    [(DOWN, 0.4), (resets, 0.4), (says(WEB_PAGE), 0.4), (BUSY, 0.0)],
+    ids=["503", "resets", "a web page", "429"],
+)
+async def test_a_trial_that_fails_is_followed_by_another(
+    stage: Stage, conversation: Conversation, seconds: float
+) -> None:
+    """The upstream is left alone for twice the time, unless it is busy only, and then it is tried again."""
+    raw = await stage.raw(DOWN)
+    client = await stage.gateway(raw, breaker=BreakerSettings(failures=1, open_for=0.2))
+    breaker = client.gateway.router.upstreams[0].breaker
+    await client.post(chat())
+    await until(lambda: state(client) == "half-open")
+    raw.conversation = conversation
+    assert (await client.post(chat())).status in (429, 502, 503)
+    assert seconds / 2 <= breaker.remaining <= seconds
+    await until(lambda: state(client) == "half-open")
+    raw.conversation = is_well
+    assert (await client.post(chat())).status == 200
+
+
 async def test_a_trial_that_is_cancelled_leaves_room_for_another(stage: Stage) -> None:
     """When the client of the request that tries an upstream leaves, the next request tries it."""
     raw = await stage.raw(DOWN)
@@ -262,7 +289,7 @@ async def test_a_slow_failure_does_not_end_the_trial_of_another(stage: Stage) ->
 
 async def test_an_error_says_nothing_of_an_upstreams_speed(stage: Stage) -> None:
     """One that refuses requests at once must not attract them."""
-    mock = await stage.mock(Reply(status=404, error={"message": "no"}))
+    mock = await stage.mock(Reply(status=404, error={"message": "no"}, delay=0.02))
     client = await stage.gateway(mock)
     await client.post(chat())
     assert client.gateway.router.upstreams[0].latency == 0
