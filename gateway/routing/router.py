@@ -132,8 +132,6 @@ class Router:
             return answer
         of_first = len(sending.failures)
         for model, attempts in call.fallbacks:
-            if sending.is_over:
-                break
             answer = await self._send(sending, model, attempts, call)
             if answer is not None and answer.status == _OK:
                 metrics.fallbacks.inc()

@@ -94,7 +94,9 @@ class Sending:
         strategy: Strategy | None,
         asked: RouteRequest,
     ) -> UpstreamResponse | None:
-        """The answer of the first of the candidates that gives one; None if none does: `failures` say why."""
+        """The answer of the first of the candidates that gives one; None if none does, as `failures` say, or if the
+        call `is_over`.
+        """
         pending = deque(candidates)
         later: list[tuple[float, int, Upstream]] = []
         first = len(self.failures)
@@ -239,6 +241,9 @@ class Sending:
         except BaseException:
             if is_trial:
                 breaker.leave_trial()
+            # It has taken so long at least: who is always hedged or left would seem quick.
+            if (seconds := self._loop.time() - began) > upstream.latency:
+                upstream.note_latency(seconds)
             raise
         if failure is None:
             if answer.status == _OK:  # an error is quick

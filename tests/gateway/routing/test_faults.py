@@ -1,17 +1,21 @@
 """The matrix of faults: what one upstream does wrong, with another one that is well or alone, streamed or not."""
 
+import asyncio
 import json
+import random
 import time
 
+import msgspec
 import pytest
 
+from gateway.settings.upstreams import HedgeSettings
 from gateway.upstreams.mock import MockUpstream, Reply
 from tests.gateway.client import Answer, Client, chat
 from tests.gateway.conftest import Stage
-from tests.gateway.raw_upstream import Conversation, RawUpstream
+from tests.gateway.raw_upstream import CHUNKED_EVENT_STREAM, Connection, Conversation, RawUpstream, chunked, json_reply
 from tests.gateway.routing import failing_upstreams as faults
 from tests.gateway.routing.failing_upstreams import QUICK, first, named
-from tests.gateway.upstreams.upstream_examples import nothing_listens
+from tests.gateway.upstreams.upstream_examples import ANSWER, nothing_listens
 
 TIMEOUTS = {"connect": 1.0, "first_byte": 0.25, "idle": 0.25}
 LONGEST = 4.0
@@ -105,3 +109,40 @@ async def test_an_upstream_that_is_alone(stage: Stage, fault: str, stream: bool)
         raw.conversation = faults.is_well
         again = await client.post(chat(stream=stream))
         assert (again.status, again.text, again.cache) == (200, "ok", "miss")
+
+
+async def test_answers_are_not_mixed_up(stage: Stage) -> None:
+    """Under many requests to upstreams that fail at random, each client gets the answer to its own or an error."""
+    chance = random.Random(7)  # noqa: S311  # no secret
+    conversations = [conversation for conversation, _, _ in FAULTS.values() if conversation is not None]
+
+    async def converse(connection: Connection) -> None:
+        if chance.random() < 0.3:
+            await chance.choice(conversations)(connection)
+            return
+        asked = msgspec.json.decode(connection.body)["messages"][0]["content"].encode()
+        if faults.is_stream(connection):
+            events = [faults.EVENTS[0].replace(b'"ok"', b'"%s"' % asked), *faults.EVENTS[1:], b""]
+            await connection.send(CHUNKED_EVENT_STREAM + b"".join(map(chunked, events)))
+        else:
+            await connection.send(json_reply(ANSWER.replace(b'"ok"', b'"%s"' % asked)))
+
+    raws = [await stage.raw(converse) for _ in range(3)]
+    hedging = HedgeSettings(after=0.05, share=0.5)
+    client = await stage.gateway(*raws, retries=QUICK, timeouts=TIMEOUTS, hedging=hedging)
+    await client.gateway.router.refresh()
+
+    async def ask(number: int) -> bool:
+        answer = await client.post(chat(f"number {number}", stream=number % 2 == 0))
+        if answer.status != 200 or b'"error"' in answer.body:
+            return False
+        assert answer.text == f"number {number}"
+        again = await client.post(chat(f"number {number}", stream=number % 2 == 1))
+        assert (again.text, again.cache) == (f"number {number}", "hit")
+        return True
+
+    answered = await asyncio.gather(*(ask(number) for number in range(150)))
+    assert sum(answered) > 75
+    await client.until("flights", 0)
+    upstreams = client.gateway.router.upstreams
+    assert [(upstream.in_flight, upstream.slots.waiting) for upstream in upstreams] == [(0, 0)] * 3
