@@ -12,6 +12,7 @@ from tests.gateway.client import DEADLINE, chat
 from tests.gateway.conftest import Stage
 from tests.gateway.raw_upstream import EVENT_STREAM, Connection
 from tests.gateway.routing.failing_upstreams import EVENTS, QUICK, hangs, is_well, named, refuses
+from tests.waiting import until
 
 MUCH_LATER = 3.0
 """Seconds after which a deadline of a fifth of a second was not kept, on a busy machine as well."""
@@ -117,6 +118,24 @@ async def test_a_deadline_ends_the_wait_in_a_queue(stage: Stage) -> None:
     assert (await first).status == 200
     assert (await client.post(chat("third"))).status == 200
     assert len(mock.received) == 2
+
+
+async def test_a_deadline_in_one_queue_counts_more_than_another_that_is_full(stage: Stage) -> None:
+    """The client hears that its time was over, and not when it may come back."""
+    mock = await stage.mock()
+    client = await stage.gateway(
+        named(mock.url, "small", max_requests=1, max_waiting=0), named(mock.url, "large", max_requests=1)
+    )
+    await client.gateway.router.refresh()
+    mock.hold.clear()
+    asking = [asyncio.create_task(client.post(chat(f"{number}"))) for number in range(3)]
+    slots = [upstream.slots for upstream in client.gateway.router.upstreams]
+    await until(lambda: [each.taken for each in slots] == [1, 1] and slots[1].waiting == 1)
+    answer = await client.post(chat(), x_request_timeout="0.1")
+    assert (answer.status, answer.error["code"]) == (504, "upstream_timeout")
+    assert "small has 1 requests under way" in answer.error["message"]
+    mock.hold.set()
+    assert [answer.status for answer in await asyncio.gather(*asking)] == [200] * 3
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "soon", "nan", "inf", "1e9", ""])

@@ -38,7 +38,7 @@ async def test_the_first_answer_counts_and_the_other_call_is_cancelled(stage: St
             await closed.wait()
         assert await client.figure("hedged_requests_total") == hedged + 1
         assert [upstream.in_flight for upstream in client.gateway.router.upstreams] == [0, 0]
-        assert client.gateway.router.upstreams[0].latency >= 0.05, "it does not seem quick"
+        assert client.gateway.router.upstreams[0].latency > 0.04, "it does not seem quick"
         assert (await client.post(chat(stream=stream))).cache == "hit"
 
 

@@ -6,6 +6,7 @@ from gateway.settings.upstreams import UpstreamSettings
 from gateway.upstreams.mock import Reply
 from tests.gateway.client import Answer, Client, chat
 from tests.gateway.conftest import Stage
+from tests.gateway.routing.failing_upstreams import first
 from tests.waiting import until
 
 
@@ -59,9 +60,10 @@ async def test_a_request_that_may_wait_lets_others_pass(stage: Stage) -> None:
 
 
 async def test_an_upstream_with_room_is_asked_instead(stage: Stage) -> None:
-    """Nothing waits while another upstream has a slot; only when all queues are full there is 429."""
+    """Nothing waits while another upstream has a slot, whatever the strategy; when all queues are full there is 429."""
     mocks = [await stage.mock() for _ in range(2)]
-    client = await stage.gateway(*(limited(mock.url, f"up-{n}", most=0) for n, mock in enumerate(mocks)))
+    servers = [limited(mock.url, f"up-{number}", most=0) for number, mock in enumerate(mocks)]
+    client = await stage.gateway(*servers, routing=first("up-0"))
     await client.gateway.router.refresh()
     for mock in mocks:
         mock.hold.clear()
@@ -82,7 +84,7 @@ async def test_a_client_that_leaves_the_queue_leaves_nothing_behind(stage: Stage
     mock = await stage.mock()
     client = await stage.gateway(limited(mock.url))
     mock.hold.clear()
-    first = ask(client, "first")
+    under_way = ask(client, "first")
     await mock.wait_for(1)
     leaving, last = ask(client, "leaving"), ask(client, "last")
     await until(lambda: waiting(client) == 2)
@@ -90,7 +92,7 @@ async def test_a_client_that_leaves_the_queue_leaves_nothing_behind(stage: Stage
     await until(lambda: waiting(client) == 1)
     mock.hold.set()
 
-    assert [(await task).text for task in (first, last)] == ["first", "last"]
+    assert [(await task).text for task in (under_way, last)] == ["first", "last"]
     assert len(mock.received) == 2
     await client.until("flights", 0)
 
