@@ -42,6 +42,7 @@ $(CLIENTS): tests/clients/package-lock.json | $(INSTALLED)
 soak: $(INSTALLED) ## random requests, faults and kills, SECONDS each (600); make test runs a short version
 	@$(BIN)/python -m tests.backend.engine.soak $(SECONDS)
 	@$(BIN)/python -m tests.prefix_store.tiers.soak $(SECONDS)
+	@$(BIN)/python -m tests.chaos.soak $(SECONDS)
 
 chaos: $(INSTALLED) ## fail upstreams, Redis, processes and the machine under load; a table, status 1 for any wrong answer
 	@exec $(BIN)/python -m tests.chaos $(ARGS)

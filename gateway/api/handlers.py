@@ -29,7 +29,7 @@ from gateway.http.fetched_urls import check_body_urls
 from gateway.http.response_writer import ResponseWriter
 from gateway.http.sse import event_json
 from gateway.proxy import conversations
-from gateway.proxy.deadlines import deadline_in, timeout_of
+from gateway.proxy.deadlines import deadline_in, timeout_of, wait_until
 from gateway.proxy.embeddings import parse_embeddings
 from gateway.proxy.inference_request import parse_request
 from gateway.proxy.model_names import resolved
@@ -73,7 +73,8 @@ async def answer(request: web.Request) -> web.StreamResponse:
 
 async def _conversation(request: web.Request, body: bytes) -> Sequence[Json] | None:
     try:
-        return await request.app[CONVERSATIONS].continued_by(request[CALLER].namespace, body)
+        loading = request.app[CONVERSATIONS].continued_by(request[CALLER].namespace, body)
+        return await wait_until(deadline_in(timeout_of(request.headers)), loading)
     except StoreUnavailable as error:
         raise CacheUnavailable(f"The response to continue cannot be looked up: {error}.") from error
 

@@ -3,11 +3,14 @@
 import asyncio
 import math
 from collections.abc import Awaitable
+from typing import TypeVar
 
 from multidict import CIMultiDictProxy
 
 from gateway.errors import DeadlineExceeded, InvalidRequest
 from gateway.upstreams.upstream import TIMEOUT_HEADER
+
+T = TypeVar("T")
 
 _MAX_TIMEOUT = 86_400.0
 # Requests that come at the same time with the same timeout share a call, which ends a little too early for the last.
@@ -43,13 +46,12 @@ def outlasts(deadline: float | None, other: float | None) -> bool:
     return other - now <= (deadline - now) * _ABOUT
 
 
-async def wait_until(deadline: float | None, waiting: Awaitable[object]) -> None:
-    """Wait until the deadline at most. Raises DeadlineExceeded."""
+async def wait_until(deadline: float | None, waiting: Awaitable[T]) -> T:
+    """The result, for which is waited until the deadline at most. Raises DeadlineExceeded."""
     if deadline is None:
-        await waiting
-        return
+        return await waiting
     try:
         async with asyncio.timeout_at(deadline):
-            await waiting
+            return await waiting
     except TimeoutError as error:
         raise DeadlineExceeded("The deadline of the request ended before its answer did.") from error

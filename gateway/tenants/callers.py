@@ -20,7 +20,7 @@ from gateway.tenants.virtual_key import SECRET_PREFIX, VirtualKey
 _POLL_SECONDS = 0.2
 _MOST_KNOWN = 20_000
 # A request with a key that this process has not met waits so many seconds for a Redis that is away.
-_PATIENCE = 1.0
+_PATIENCE = 0.5
 
 
 class _Known(NamedTuple):

@@ -23,9 +23,13 @@ _CLIENTS = 32
 _PAUSE = 0.05
 
 
-async def try_all(faults: list[Fault], seconds: float) -> list[Trial]:
-    """Try them one after the other, each for so long, those with the same kind of stage on one stage."""
+async def try_all(faults: list[Fault], seconds: float) -> tuple[list[Trial], list[str]]:
+    """Try them one after the other, each for so long, those of one setting on one stage.
+
+    Returns what was tried, and what is missing for the others.
+    """
     done: list[Trial] = []
+    missing: list[str] = []
     for setting, group in groupby(sorted(faults, key=lambda fault: fault.setting), lambda fault: fault.setting):
         wanted = list(group)
         try:
@@ -34,8 +38,8 @@ async def try_all(faults: list[Fault], seconds: float) -> list[Trial]:
                     done.append(await each.run(fault, seconds))
                     print(f"{fault.name}: {len(done[-1].problems)} problems", file=sys.stderr, flush=True)
         except CannotStage as reason:
-            print(f"Not tried, {reason}: {', '.join(fault.name for fault in wanted)}", file=sys.stderr, flush=True)
-    return done
+            missing.append(f"{', '.join(fault.name for fault in wanted)}: {reason}")
+    return done, missing
 
 
 def main() -> int:
@@ -44,8 +48,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=6.0, help="for which a fault lasts")
     given = parser.parse_args()
     faults = [fault for fault in FAULTS if all(word in fault.name for word in given.words)]
-    done = asyncio.run(try_all(faults, given.seconds))
+    done, missing = asyncio.run(try_all(faults, given.seconds))
     print(shown(done))
+    for reason in missing:
+        print(f"Not tried: {reason}")
     return int(any(trial.problems for trial in done))
 
 

@@ -22,12 +22,15 @@ from tests.chaos.load import DEADLINE, TOTAL, Tenant
 from tests.chaos.machine import Clock, small_disk
 from tests.gateway.processes.serving import Serving, serving
 
-Setting = Literal["plain", "sentinels", "small disk", "own clock", "semantic"]
-"""With one Redis; behind sentinels; with all data on a small disk; with a clock to set; with the semantic cache."""
+Setting = Literal["plain", "sentinels", "small disk", "own clock", "semantic", "soak"]
+"""With one Redis; with sentinels; with all data on a small disk; with a clock to set; with the semantic cache; with a
+small Redis that evicts answers.
+"""
 _STARTED_WITHIN = 30.0
 _UPSTREAMS = 3
 _STALLED = 1.5
 _TENANTS = 2
+_SMALL_REDIS = ("--appendonly", "no", "--maxmemory", "64mb", "--maxmemory-policy", "volatile-lru")
 _ENVIRONMENT = {"KEEPGATE_CACHE_REDIS_DEADLINE": "0.02", "CHAOS_UPSTREAM_KEY": "the operator's own"}
 
 
@@ -106,8 +109,8 @@ async def open_stage(setting: Setting = "plain") -> AsyncIterator[Stage]:
             stack.push_async_callback(upstream.kill)
         stage = Stage(state, upstreams, [], [], clock=clock)
         redis = "embedded"
-        if setting in ("plain", "semantic"):
-            stage.valkey = Valkey(folder)
+        if setting in ("plain", "semantic", "soak"):
+            stage.valkey = Valkey(folder, *(_SMALL_REDIS if setting == "soak" else ()))
             await stage.valkey.start()
             stack.push_async_callback(stage.valkey.stop)
             redis = stage.valkey.url

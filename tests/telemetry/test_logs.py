@@ -80,12 +80,13 @@ def test_nobody_waits_for_a_full_pipe() -> None:
         handler.handle(record("x" * 100))
     assert time.monotonic() - began < 5
     text = b""
-    while b"were dropped" not in text:
+    while b"were dropped" not in text or not text.endswith(b"\n"):
         text += os.read(reading, 2**16)
     lines = text.decode().splitlines()
-    dropped = int(lines[-1].split(": ")[1].split()[0])
+    notices = [line for line in lines if "were dropped" in line]
+    dropped = sum(int(line.split(": ")[1].split()[0]) for line in notices)
     assert dropped > 10_000
-    assert len(lines) - 1 + dropped <= 30_000
+    assert len(lines) - len(notices) + dropped <= 30_000
 
 
 def test_the_last_lines_are_written_before_a_process_ends() -> None:

@@ -5,6 +5,7 @@ import math
 import os
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -82,7 +83,8 @@ class Embedder:
     @property
     def seconds_under_way(self) -> float:
         """Seconds since the running call began; negative if there is none."""
-        return asyncio.get_running_loop().time() - self._began
+        # The clock of uvloop's loop has a resolution of a millisecond, in which a short text is computed.
+        return time.monotonic() - self._began
 
     async def embed(self, text: str) -> npt.NDArray[np.float32]:
         """The unit vector of a text, float32 [dimensions].
@@ -157,7 +159,7 @@ class Embedder:
         self.calls += 1
         self.texts += len(batch)
         self._under_way = len(batch)
-        self._began = asyncio.get_running_loop().time()
+        self._began = time.monotonic()
         vectors = await self._in_thread(batch, lambda: self._encoder.encode([each.text for each in batch]))
         self._text_seconds += _NEWEST * (self.seconds_under_way / len(batch) - self._text_seconds)
         self._under_way, self._began = 0, math.inf

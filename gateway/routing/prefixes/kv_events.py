@@ -145,7 +145,7 @@ def _events(batch: bytes) -> list[tuple[str, Mapping[str, Any]]]:
         decoded = _decode(batch)
         events = decoded["events"] if isinstance(decoded, dict) else decoded[1]
         return [_event(event) for event in events]
-    except (msgspec.DecodeError, KeyError, IndexError, TypeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, IndexError, TypeError) as error:
         raise BadEvents(f"no batch of events: {error}") from error
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import time
 
+from tests.cache.valkey import Valkey
 from tests.gateway.client import chat
 from tests.gateway.conftest import Stage
 from tests.gateway.raw_upstream import Connection, json_reply
@@ -42,6 +43,19 @@ async def test_a_request_that_joins_keeps_its_own_deadline(stage: Stage) -> None
     conversation.go.set()
     assert (await patient).text == "late"
     assert conversation.asked == 1
+
+
+async def test_a_conversation_is_waited_for_until_the_deadline(stage: Stage, own_valkey: Valkey) -> None:
+    """A request that continues a response ends at its deadline though Redis is away."""
+    mock = await stage.mock()
+    client = await stage.gateway(mock, redis=own_valkey.url)
+    first = (await client.post({"model": "mock", "input": "hello"}, "/v1/responses")).json["id"]
+    own_valkey.freeze()
+    began = time.monotonic()
+    body = {"model": "mock", "input": "again", "previous_response_id": first}
+    refused = await client.post(body, "/v1/responses", x_request_timeout=str(SHORT))
+    assert (refused.status, refused.error["code"]) == (504, "upstream_timeout")
+    assert time.monotonic() - began < SHORT + 0.5
 
 
 async def test_a_request_ends_at_no_other_ones_deadline(stage: Stage) -> None:

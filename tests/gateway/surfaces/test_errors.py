@@ -347,7 +347,6 @@ BROKEN_STREAMS: dict[str, tuple[Conversation, str]] = {
     "garbage": (saying(EVENT_STREAM, chunk(), b"data: garbage\n\n", END, DONE), ""),
     "half an event": (saying(EVENT_STREAM, chunk(), END[:40]), ""),
     "no end": (saying(EVENT_STREAM, chunk()), ""),
-    "nothing": (saying(EVENT_STREAM), ""),
     "done at once": (saying(EVENT_STREAM, DONE), ""),
     "a list": (saying(EVENT_STREAM, chunk(), event([1]), END, DONE), ""),
     "choices as a text": (saying(EVENT_STREAM, chunk(), chunk(choices="x"), END, DONE), ""),
@@ -408,6 +407,20 @@ async def test_a_stream_that_nobody_asked_for_and_that_breaks(
     upstream.conversation = saying(json_reply(GOOD))
 
     assert refused.status in (502, 504)
+    assert dialect.error_message(refused.body)
+    assert await computed_next(client, dialect) == "miss"
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+@translated
+async def test_a_stream_of_nothing(stage: Stage, dialect: Dialect, stream: bool) -> None:
+    """A stream that ends before its first event is 502 for every client, whose response has not begun."""
+    upstream = await stage.raw(saying(EVENT_STREAM))
+    client = await stage.gateway(upstream)
+    refused = await client.post(dialect.body(Question(), stream), dialect.path)
+    upstream.conversation = saying(json_reply(GOOD))
+
+    assert refused.status == 502
     assert dialect.error_message(refused.body)
     assert await computed_next(client, dialect) == "miss"
 

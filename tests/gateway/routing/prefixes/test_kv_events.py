@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 import zmq.asyncio
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.http.background_tasks import background_tasks
@@ -83,6 +83,7 @@ def test_memory_is_bounded() -> None:
     assert (len(blocks), blocks.leading(TOKENS)) == (2, 4)
 
 
+@example(b"\xa3\x00\x00\x80")
 @given(st.binary(max_size=60) | st.recursive(st.integers() | st.text() | st.none(), st.lists).map(msgspec.json.encode))
 def test_anything_else_is_refused(data: bytes) -> None:
     """What is no batch raises BadEvents and nothing else."""
