@@ -1,11 +1,42 @@
 """Writes a response body to a client that may read slowly, or not at all."""
 
 import asyncio
+from collections.abc import Mapping
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
+from multidict import CIMultiDict
 
 # Below this aiohttp's writer does not wait for the client.
 _DRAIN_BYTES = 2**15
+
+
+class StreamedResponse(web.StreamResponse):
+    """A response with fields after its body, for a client that reads such (RFC 9110, section 6.5)."""
+
+    def __init__(self, request: web.BaseRequest, headers: CIMultiDict[str], status: int, trailers: str) -> None:
+        """`trailers` are the names of the fields that may follow."""
+        accepted = {word.strip().lower() for line in request.headers.getall("TE", ()) for word in line.split(",")}
+        self._reads_trailers = "trailers" in accepted and request.version == HttpVersion11
+        if self._reads_trailers:
+            headers["Trailer"] = trailers
+        super().__init__(status=status, headers=headers)
+        self._request = request
+        self._has_ended = False
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """End the body."""
+        if not self._has_ended:
+            await super().write_eof(data)
+
+    def end(self, trailers: Mapping[str, str]) -> None:
+        """End the body with these fields, if the client reads any."""
+        transport = self._request.transport
+        if not (trailers and self._reads_trailers) or transport is None:
+            return
+        # aiohttp writes no trailers: this is the whole end of a chunked body (RFC 9112, section 7.1.2).
+        fields = "".join([f"{name}: {value}\r\n" for name, value in trailers.items()])
+        transport.write(f"0\r\n{fields}\r\n".encode())
+        self._has_ended = True
 
 
 class ResponseWriter:

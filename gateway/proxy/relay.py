@@ -11,7 +11,7 @@ from cache.entries.outcomes import Bypass, Failed, Outcome
 from cache.errors import UnstorableAnswer
 from gateway import metrics
 from gateway.errors import GatewayError, UpstreamDisconnected, UpstreamUnreachable, refusal
-from gateway.http.response_writer import ResponseWriter
+from gateway.http.response_writer import ResponseWriter, StreamedResponse
 from gateway.http.sse import EventSplitter, event_data, event_json
 from gateway.proxy.conversations import ConversationKeeper
 from gateway.proxy.flight import Subscriber
@@ -19,6 +19,7 @@ from gateway.proxy.inference_request import InferenceRequest
 from gateway.proxy.lookup import Lookup
 from gateway.proxy.rendering import render
 from gateway.proxy.response_headers import (
+    COST_HEADERS,
     IGNORED_HEADER,
     MODEL_HEADER,
     content_type,
@@ -80,7 +81,7 @@ class Relay:
             and inference.stream
             and flight.form in (CHAT, COMPLETIONS)
         ):
-            return await self._translate(request, inference, subscriber, headers)
+            return await self._translate(request, inference, subscriber, headers, joined)
         if flight.status == 200 and (not own or (joined and flight.is_stream != inference.stream)):
             return await self._convert(inference, subscriber, headers, joined)
         # An answer that is not streamed is sent whole, unless it is too long to be held, or can be heard as it comes.
@@ -90,12 +91,17 @@ class Relay:
                 headers.update(cost_headers(flight.charge, joined))
                 return whole_response(request, headers, body)
             return web.Response(status=flight.status, body=body, headers=headers)
-        return await self._stream(request, inference, subscriber, headers)
+        return await self._stream(request, inference, subscriber, headers, joined)
 
     async def _stream(
-        self, request: web.BaseRequest, inference: InferenceRequest, subscriber: Subscriber, headers: CIMultiDict[str]
+        self,
+        request: web.BaseRequest,
+        inference: InferenceRequest,
+        subscriber: Subscriber,
+        headers: CIMultiDict[str],
+        joined: bool,
     ) -> web.StreamResponse:
-        response = web.StreamResponse(status=subscriber.flight.status, headers=headers)
+        response = StreamedResponse(request, headers, subscriber.flight.status, COST_HEADERS)
         await response.prepare(request)
         writer = ResponseWriter(request, response, self._timeout)
         try:
@@ -106,6 +112,7 @@ class Relay:
             metrics.errors.labels(error.label).inc()
             # The status line has been sent: the error goes into the stream.
             await writer.send(inference.surface.error_event(error))
+        response.end(cost_headers(subscriber.flight.charge, joined))
         await writer.finish()
         return response
 
@@ -115,12 +122,13 @@ class Relay:
         inference: InferenceRequest,
         subscriber: Subscriber,
         headers: CIMultiDict[str],
+        joined: bool,
     ) -> web.StreamResponse:
         """Stream chunks of a chat completion in the client's form of API, as they arrive."""
         surface = inference.surface
         assert isinstance(surface, TranslatedForm)  # noqa: S101  # what has its own form is not translated
         headers["Content-Type"] = surface.stream_type
-        response = web.StreamResponse(headers=headers)
+        response = StreamedResponse(request, headers, 200, COST_HEADERS)
         await response.prepare(request)
         writer = ResponseWriter(request, response, self._timeout)
         translator = surface.translator(inference.asked, inference.key.id)  # as a later hit is rendered
@@ -147,6 +155,7 @@ class Relay:
         except GatewayError as error:
             metrics.errors.labels(error.label).inc()
             await writer.send(surface.error_event(error))
+        response.end(cost_headers(subscriber.flight.charge, joined))
         await writer.finish()
         return response
 

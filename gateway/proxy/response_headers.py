@@ -28,6 +28,7 @@ MODEL_HEADER = "x-keepgate-model"
 COST_HEADER = "x-keepgate-cost"
 SAVING_HEADER = "x-keepgate-saving"
 """In US dollars: what the request cost, and what it would have cost without the cache."""
+COST_HEADERS = f"{COST_HEADER}, {SAVING_HEADER}"
 _JSON = "application/json"
 _money = functools.lru_cache(maxsize=4096)(money)
 _SERVER = f"Server: {SERVER_SOFTWARE}"

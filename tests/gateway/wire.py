@@ -30,7 +30,7 @@ class Wire:
             return (await self.reader.readline()).rstrip(b"\r\n")
 
     async def answer(self) -> Answer:
-        """The next whole response."""
+        """The next whole response; its trailers are with its headers."""
         async with asyncio.timeout(DEADLINE):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             pairs = [line.split(": ", 1) for line in head[1:] if line]
@@ -39,7 +39,8 @@ class Wire:
                 body = b""
                 while size := int(await self.reader.readline(), 16):
                     body += (await self.reader.readexactly(size + 2))[:-2]
-                await self.reader.readline()
+                while trailer := (await self.reader.readline()).decode("latin-1").strip():
+                    headers.add(*trailer.split(": ", 1))
             elif "Content-Length" in headers:
                 body = await self.reader.readexactly(int(headers["Content-Length"]))
             else:

@@ -55,6 +55,13 @@ _RESPONSE_HEADERS: dict[str, tuple[str, Json]] = {
     "x-keepgate-risk": ("How probably its answer is wrong for this one.", {"type": "number"}),
     "x-keepgate-guard": ("The guard that refused its answer.", TEXT),
     "x-keepgate-prefix-tokens": ("Prompt tokens that the engine did not compute again.", {"type": "integer"}),
+    "x-keepgate-model": ("The model that has answered, where the request named another one.", TEXT),
+    "x-keepgate-cost": (
+        "US dollars that the request cost. Of a streamed answer that was computed it is a trailer, if the request has"
+        " `TE: trailers`.",
+        {"type": "number", "minimum": 0},
+    ),
+    "x-keepgate-saving": ("US dollars that the cache has saved.", {"type": "number", "minimum": 0}),
     "x-keepgate-ignored-fields": ("Fields of the request that had no meaning for what answered it.", TEXT),
     "Cache-Status": ("The same in the standard form, with the reason of a miss or bypass (RFC 9211).", TEXT),
     "Age": ("Seconds since the answer was computed (RFC 9111).", {"type": "integer", "minimum": 0}),

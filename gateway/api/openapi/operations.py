@@ -13,6 +13,7 @@ from gateway.api.openapi.operation import (
     ANYTHING,
     BODY_ERRORS,
     CACHE_HEADERS,
+    COST_HEADERS,
     ENTRY_HEADERS,
     FORM,
     JSON,
@@ -138,6 +139,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         body={JSON: openai.EmbeddingsRequest},
         answer={JSON: openai.EmbeddingList},
         told=CACHE_HEADERS,
+        may_tell=("x-keepgate-model", *COST_HEADERS),
         errors=(*BODY_ERRORS, *UPSTREAM_ERRORS),
         passes_on=True,
     ),
@@ -237,7 +239,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         ollama.OllamaEmbedRequest,
         {JSON: ollama.OllamaEmbeddings},
         sent=("Cache-Control",),
-        may_tell=(*CACHE_HEADERS, "x-keepgate-ignored-fields"),
+        may_tell=(*CACHE_HEADERS, *COST_HEADERS, "x-keepgate-model", "x-keepgate-ignored-fields"),
     ),
     ("POST", "/api/embeddings"): _ollama(
         "Embed one text",
@@ -245,7 +247,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         ollama.OllamaEmbeddingRequest,
         {JSON: ollama.OllamaEmbedding},
         sent=("Cache-Control",),
-        may_tell=(*CACHE_HEADERS, "x-keepgate-ignored-fields"),
+        may_tell=(*CACHE_HEADERS, *COST_HEADERS, "x-keepgate-model", "x-keepgate-ignored-fields"),
     ),
     ("POST", "/api/show"): _ollama(
         "Describe a model",
