@@ -19,8 +19,9 @@ RUN mv /wheels/constraints.txt . \
 # Dependencies before the code, in layers of their own: a change of the code does not install them again.
 COPY pyproject.toml ./
 RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-    open('base.txt', 'w').write('\n'.join(p['dependencies'])); \
-    [open(f'{e}.txt', 'w').write('\n'.join(p['optional-dependencies'][e])) for e in ('backend', 'semantic')]"
+    extras = p['optional-dependencies']; of = lambda *names: [r for name in names for r in extras[name]]; \
+    open('gateway.txt', 'w').write('\n'.join(p['dependencies'] + of('encryption', 'kv-events', 'tracing'))); \
+    [open(f'{e}.txt', 'w').write('\n'.join(of(e))) for e in ('backend', 'semantic')]"
 
 FROM build AS wheel
 COPY . .
@@ -36,7 +37,7 @@ USER keepgate
 
 FROM build AS gateway-packages
 RUN python -m venv --without-pip /opt/keepgate \
-    && /tools/bin/pip --python /opt/keepgate/bin/python install -c constraints.txt -r base.txt
+    && /tools/bin/pip --python /opt/keepgate/bin/python install -c constraints.txt -r gateway.txt
 
 FROM gateway-packages AS gateway-environment
 COPY --from=wheel /wheel /wheel

@@ -32,6 +32,8 @@ _TOLD = (
     "bytes",
     "error",
 )
+# A line for people begins with these, and ends with the id of its request as every line does.
+_NAMED_BEFORE = ("method", "path", "status", "request_id")
 
 
 class RequestLog:
@@ -86,7 +88,7 @@ class _Line:
 
     def __init__(self, record: RequestRecord, fields: dict[str, Any]) -> None:
         self._head = f"{record.method} {_shown(record.path)} {record.status}"
-        self._fields = {name: value for name, value in fields.items() if name not in ("method", "path", "status")}
+        self._fields = {name: value for name, value in fields.items() if name not in _NAMED_BEFORE}
 
     def __str__(self) -> str:
         return " ".join((self._head, *(f"{name}={_shown(value)}" for name, value in self._fields.items())))

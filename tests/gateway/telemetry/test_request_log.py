@@ -78,7 +78,7 @@ def test_a_line_is_one_line_without_a_secret(caplog: pytest.LogCaptureFixture) -
     log.finish(record)
     (logged,) = caplog.records
     people, program = logged.getMessage(), JsonFormatter().format(logged)
-    assert people.startswith("POST /v1/chat/completions 200 request_id=")
+    assert people.startswith("POST /v1/chat/completions 200 duration=")
     assert "model='gpt x\\nERROR'" in people
     assert "\n" not in people + program
     assert SECRET not in people + program
