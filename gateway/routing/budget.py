@@ -22,13 +22,22 @@ class RetryBudget:
         self._requests += 1
 
     def take(self, now: float, share: float) -> bool:
-        """Whether one more retry is allowed, if they may be this share of the requests; if so it is counted."""
+        """Whether one more retry is allowed, if they may be this share of the requests; if so it is counted, until it
+        is given back.
+        """
         second = self._second(now)
         if self._retries >= max(self._least, share * self._requests):
             return False
         second[2] += 1
         self._retries += 1
         return True
+
+    def give_back(self, taken: float) -> None:
+        """A retry that was taken at this time has been answered: it was no load in vain."""
+        for second in self._seconds:
+            if second[0] == int(taken):
+                second[2] -= 1
+                self._retries -= 1
 
     def _second(self, now: float) -> list[int]:
         number = int(now)

@@ -77,6 +77,7 @@ class Sending:
         self._probed = probed
         self._loop = asyncio.get_running_loop()
         self._sent_again = 0
+        self._newest_retry = 0.0  # when the request was sent again; 0 if the newest try is none
         self._pauses: dict[Upstream, int] = {}
         self._is_suspect = False
         self.failures: list[Failure] = []
@@ -113,9 +114,12 @@ class Sending:
                 break
             given = await self._hedged(upstream, pending, attempts, strategy, asked)
             if isinstance(given, UpstreamResponse):
+                if self._newest_retry:
+                    self._budget.give_back(self._newest_retry)
                 if given.status == _OK:
                     _blame(self.failures[first:])
                 return given
+            self._newest_retry = 0.0
             for failure in given:
                 self._note(failure, has_others=bool(pending))
                 if failure.can_repeat and (time := self._due(failure)) is not None:
@@ -145,7 +149,7 @@ class Sending:
             return False
         if not self._budget.take(now, self._retries.budget):
             return False
-        self._sent_again += 1
+        self._sent_again, self._newest_retry = self._sent_again + 1, now
         metrics.upstream_retries.inc()
         return True
 

@@ -23,6 +23,18 @@ def test_requests_count_for_ten_seconds() -> None:
     assert [budget.take(10.0, 0.2) for _ in range(11)] == [True] * 10 + [False]
 
 
+def test_what_is_given_back_can_be_taken_again() -> None:
+    """A retry that has been answered leaves its place to another one, and makes none where its second is over."""
+    budget = RetryBudget()
+    for _ in range(10):
+        assert budget.take(0.0, 0.2)
+    budget.give_back(0.0)
+    assert [budget.take(9.0, 0.2) for _ in range(2)] == [True, False]
+    assert [budget.take(10.0, 0.2) for _ in range(10)] == [True] * 9 + [False]
+    budget.give_back(0.0)
+    assert not budget.take(10.5, 0.2)
+
+
 def test_the_least_can_be_less() -> None:
     """A budget of hedges allows one in ten seconds whatever the share."""
     budget = RetryBudget(least=1)

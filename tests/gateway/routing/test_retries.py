@@ -87,6 +87,32 @@ async def test_all_requests_together_have_a_budget(stage: Stage) -> None:
     assert len(raw.connections) == 50
 
 
+@pytest.mark.parametrize("status", [BUSY, DOWN, b"500 Internal Server Error"])
+async def test_what_another_upstream_answers_takes_nothing_of_the_budget(stage: Stage, status: bytes) -> None:
+    """No request meets an upstream that always refuses, though four times as many are sent again as the budget has."""
+    raw, well = await stage.raw(refuses(status)), await stage.mock()
+    servers = named(raw.url, "bad"), named(well.url, "well")
+    client = await stage.gateway(*servers, retries=QUICK, breaker=PATIENT, routing=first("bad"))
+    await client.gateway.router.refresh()
+    answers = [await client.post(chat(f"{number}")) for number in range(40)]
+
+    assert {answer.status for answer in answers} == {200}
+    assert len(raw.connections) == 40
+
+
+async def test_a_fallback_gives_no_retry_back(stage: Stage) -> None:
+    """Retries that an upstream has refused are of no use, though the fallback of the model answers."""
+    raw, well = await stage.raw(refuses(DOWN)), await stage.mock(models=("other",))
+    servers = named(raw.url, "bad"), named(well.url, "well")
+    routing = first("bad", fallbacks=("other",))
+    client = await stage.gateway(*servers, retries=QUICK, breaker=PATIENT, routing=routing)
+    await client.gateway.router.refresh()
+    answers = [await client.post(chat(f"{number}")) for number in range(20)]
+
+    assert {answer.status for answer in answers} == {200}
+    assert len(raw.connections) == 30
+
+
 async def test_a_retry_waits_as_long_as_the_upstream_says(stage: Stage) -> None:
     """Retry-After counts from the answer."""
     times: list[float] = []

@@ -115,10 +115,10 @@ async def _follow(steps: list[tuple[str, int]], limit: int, most: int) -> None:
 
     for number, (step, value) in enumerate(steps):
         if step == "take":
-            if slots.is_full and slots.waiting < most:
-                order.append((value % 3, number))
             waiting[number] = (value % 3, asyncio.create_task(request(number, value % 3)))
-            await turns(1)
+            await turns(2)  # in the first it joins the queue; until the second those go on who had a slot before
+            if number in waiting:
+                order.append((value % 3, number))
         elif step == "release" and holding:
             holding.pop(value % len(holding))
             slots.release()
