@@ -1,10 +1,11 @@
 """A request that was admitted: what it has reserved, and what becomes of that."""
 
+import time
 from collections.abc import Callable
 
 from gateway.tenants.local_share import LocalShare
 from gateway.tenants.scope import NANO, REQUESTS, TOKENS, rate_headers, tightest
-from gateway.tenants.usage import Usage
+from gateway.tenants.usage import RENEWED_AFTER, ReservedMoney, Usage
 
 _WINDOW = 61.0
 
@@ -44,9 +45,12 @@ class Reservation(Admission):
         self._report = report
         self._slot = slot
         self._tokens = tokens
-        self._money = money
-        _, self._second, self._day, _, *used = reply
+        _, self._second, day, _, *used = reply
         self._used = used
+        self._money: ReservedMoney | None = None
+        if money and usage.has_budget:
+            self._money = ReservedMoney(f"{slot} {day} {money}", time.monotonic() + RENEWED_AFTER)
+            usage.reserved.add(self._money)
         self._is_settled = False
 
     @property
@@ -63,7 +67,12 @@ class Reservation(Admission):
         self._is_settled = True
         batch = self._usage.batch
         batch.tokens.append((self._second, self._tokens, tokens))
-        batch.add_money(self._day, self._money, round(dollars * NANO))
+        used = round(dollars * NANO)
+        if self._money is None:
+            batch.unreserved += used
+        else:
+            batch.money.append((self._money.text, used))
+            self._usage.reserved.discard(self._money)
         self._report(self._usage)
 
     def release(self) -> None:
@@ -93,7 +102,7 @@ class LocalAdmission(Admission):
         for share in self._shares:
             share.settle(used - self._money)
         # Budgets hear of it once Redis is back; its minute will have passed.
-        self._usage.batch.add_money(0, 0, used)
+        self._usage.batch.unreserved += used
         self._report(self._usage)
 
     def release(self) -> None:

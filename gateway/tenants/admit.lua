@@ -1,8 +1,9 @@
 -- Admits requests to a key and its team at once, or to neither.
--- KEYS: of each scope the window, the slots (a sorted set: slot -> when it expires) and what was spent.
+-- KEYS: of each scope the window, the slots (a sorted set: slot -> when it expires), what was spent, and which of it is
+--       reserved (a sorted set: "<slot> <day> <nano-dollars>" -> when it expires).
 -- ARGV: the number of scopes; permits wanted, of which fewer may be granted; 1 for a miss, 0 for hits; of a miss its
---       tokens, nano-dollars, slot, and the slot's milliseconds; the turn and the number of this call; five limits of
---       each scope; then slots to free.
+--       tokens, nano-dollars, slot, and the milliseconds until slot and reservation expire; the turn and the number of
+--       this call; five limits of each scope; then slots to free.
 -- A call may come twice, if the reply to the first was late: it counts once. A turn's calls have rising numbers.
 -- Returns 0, the second, the day, the permits granted, and of each scope its requests, tokens, and nano-dollars of day
 -- and month; or the number of the scope that refuses, its limit, milliseconds until that can change, and what is used.
@@ -59,7 +60,7 @@ for number, scope in ipairs(scopes) do
     end
   end
   if is_miss and scope.has_budget then
-    scope.day, scope.month = spent_sums(scope.spent)
+    scope.day, scope.month = spent_sums(scope)
     if limits[DAY] >= 0 and (scope.day >= limits[DAY] or scope.day + dollars > limits[DAY]) then
       return {number, DAY, ((today + 1) * 86400 - now) * 1000, scope.day}
     end
@@ -88,6 +89,9 @@ for _, scope in ipairs(scopes) do
   if is_miss and scope.has_budget then
     scope.day = redis.call('HINCRBY', scope.spent, 'day_sum', dollars)
     scope.month = redis.call('HINCRBY', scope.spent, 'month_sum', dollars)
+    if dollars > 0 then
+      redis.call('ZADD', scope.reserved, now_ms + lease, string.format('%s %d %s', slot, today, ARGV[5]))
+    end
   end
   for _, used in ipairs({scope.requests, scope.tokens, scope.day, scope.month}) do
     reply[#reply + 1] = used

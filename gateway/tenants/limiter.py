@@ -116,7 +116,7 @@ class Limiter:
             await self._deliver_next()
 
     async def run(self) -> None:
-        """Tell Redis what was used, renew slots, and count workers; runs for as long as requests are admitted."""
+        """Tell Redis what was used, renew what is held, and count workers; runs as long as requests are admitted."""
         if self._redis is not None:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._deliver_forever())
@@ -141,7 +141,7 @@ class Limiter:
             return former
         usage = self._usages[key.id] = usage_of(key)
         if former is not None:
-            usage.slots = former.slots
+            usage.slots, usage.reserved = former.slots, former.reserved
             if former.return_permits():
                 self._report(former)
         return usage
@@ -293,9 +293,9 @@ class Limiter:
             now = time.monotonic()
             for key_id, usage in list(self._usages.items()):
                 is_over = now >= usage.permits_until and usage.return_permits()
-                if usage.renew_slots(now) or is_over:
+                if usage.renew(now) or is_over:
                     self._report(usage)
-                if not usage.slots and now - usage.last_used > _FORGOTTEN_AFTER_SECONDS:
+                if not (usage.slots or usage.reserved) and now - usage.last_used > _FORGOTTEN_AFTER_SECONDS:
                     del self._usages[key_id]
 
     async def _beat(self, redis: RedisStore) -> None:

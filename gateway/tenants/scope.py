@@ -96,4 +96,4 @@ def _numbers(limits: Limits) -> tuple[int, ...]:
 
 
 def _keys(prefix: str) -> tuple[str, ...]:
-    return f"{prefix}:window", f"{prefix}:slots", f"{prefix}:spent"
+    return f"{prefix}:window", f"{prefix}:slots", f"{prefix}:spent", f"{prefix}:reserved"

@@ -1,6 +1,7 @@
--- Replaces reservations by what requests really used, frees and renews slots, and takes unused permits back.
+-- Replaces reservations by what requests really used, renews those of requests that still run, frees and renews slots,
+-- and takes unused permits back.
 -- KEYS: as of admit.lua. ARGV: the number of scopes, a batch as JSON, the worker, the number of its batch, the
--- milliseconds of a slot, and five limits of each scope.
+-- milliseconds until slots and reservations expire, and five limits of each scope.
 -- A batch may come twice, if the reply to the first was lost: money is counted once.
 local count, batch = tonumber(ARGV[1]), cjson.decode(ARGV[2])
 local sender, number, lease = 'worker:' .. ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -18,18 +19,28 @@ local function settle_tokens(scope)
   end
 end
 
--- An answer counts on the day on which it ends: an earlier day's reservation ended with that day.
+-- An answer counts on the day on which it ends. A reservation that has expired meanwhile is made again by its renewal.
 local function settle_money(scope)
-  spent_sums(scope.spent)
+  spent_sums(scope)
   if (tonumber(redis.call('HGET', scope.spent, sender)) or 0) >= number then
     return
   end
   redis.call('HSET', scope.spent, sender, number)
-  for _, each in ipairs(batch.money) do
-    local day, reserved, used = each[1], each[2], each[3]
-    redis.call('HINCRBY', scope.spent, 'day_sum', day == today and used - reserved or used)
-    redis.call('HINCRBY', scope.spent, 'month_sum', month_of(day) == this_month and used - reserved or used)
+  for _, reserved in ipairs(batch.held) do
+    if redis.call('ZADD', scope.reserved, now_ms + lease, reserved) == 1 then
+      add_reserved(scope, reserved, 1)
+    end
   end
+  local spent = batch.unreserved
+  for _, each in ipairs(batch.money) do
+    local reserved, used = each[1], each[2]
+    if redis.call('ZREM', scope.reserved, reserved) == 1 then
+      add_reserved(scope, reserved, -1)
+    end
+    spent = spent + used
+  end
+  redis.call('HINCRBY', scope.spent, 'day_sum', spent)
+  redis.call('HINCRBY', scope.spent, 'month_sum', spent)
 end
 
 for _, scope in ipairs(scopes_of(count, 5)) do
@@ -51,7 +62,7 @@ for _, scope in ipairs(scopes_of(count, 5)) do
       redis.call('ZREM', scope.slots, slot)
     end
   end
-  if scope.has_budget and #batch.money > 0 then
+  if scope.has_budget and (#batch.money > 0 or #batch.held > 0 or batch.unreserved > 0) then
     settle_money(scope)
   end
 end

@@ -4,39 +4,45 @@ import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from weakref import WeakSet
 
 import msgspec
 
 from gateway.tenants.local_share import LocalShare
-from gateway.tenants.scope import REQUESTS, SLOTS, Refusal, Scope, scopes_of
+from gateway.tenants.scope import DAY, MONTH, REQUESTS, SLOTS, Refusal, Scope, scopes_of
 from gateway.tenants.virtual_key import VirtualKey
 
 SLOT_SECONDS = 15.0
-"""A slot that its worker does not renew for so long is free."""
+"""A slot that its worker does not renew for so long is free, and so is money that is reserved."""
 RENEWED_AFTER = 5.0
 # Large limits are leased in parts of a thousandth, so that not every hit asks Redis; what is below asks for each.
 _PARTS = 1000
 
 
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class ReservedMoney:
+    """What a request may cost, until that is known. `text` is how the scripts have it."""
+
+    text: str
+    renewed_at: float
+    """When it is to be renewed, in monotonic seconds."""
+
+
 class Batch(msgspec.Struct):
-    """Input of settle.lua. Seconds and days are those of Redis' replies."""
+    """Input of settle.lua. Seconds are those of Redis' replies, money is in nano-dollars."""
 
     tokens: list[tuple[int, int, int]] = []
     """Second, reserved, used."""
-    money: list[tuple[int, int, int]] = []
-    """Day, reserved, used; in nano-dollars."""
+    money: list[tuple[str, int]] = []
+    """Reserved, used."""
+    unreserved: int = 0
+    """Used without a reservation: a sum, since during an outage there may be many answers."""
+    held: list[str] = []
+    """Reserved, for requests that still run."""
     permits: list[tuple[int, int]] = []
     """Second, unused."""
     freed: list[str] = []
     renewed: list[str] = []
-
-    def add_money(self, day: int, reserved: int, used: int) -> None:
-        """Sums of a day: during an outage there may be many answers."""
-        for number, (known, reserved_before, used_before) in enumerate(self.money):
-            if known == day:
-                self.money[number] = (day, reserved_before + reserved, used_before + used)
-                return
-        self.money.append((day, reserved, used))
 
 
 @dataclass(slots=True)
@@ -48,6 +54,7 @@ class Usage:
     chunk: int
     limits_requests_only: bool
     limits_slots: bool
+    has_budget: bool
     last_used: float = 0.0
     permits: int = 0
     permits_second: int = 0
@@ -58,6 +65,8 @@ class Usage:
     refused_until: float = 0.0
     slots: dict[str, float] = field(default_factory=dict)
     """When each is to be renewed, in monotonic seconds."""
+    reserved: WeakSet[ReservedMoney] = field(default_factory=WeakSet)
+    """Renewed for as long as their requests, which hold them, run: a client that left may have left one running."""
     batch: Batch = field(default_factory=Batch)
     spent: list[tuple[int, int]] = field(default_factory=list)
     """What Redis last said was spent of each scope by day and month."""
@@ -78,13 +87,17 @@ class Usage:
         self.permits = 0
         return True
 
-    def renew_slots(self, now: float) -> bool:
-        """Renew the slots of long requests; False if there are none."""
+    def renew(self, now: float) -> bool:
+        """Renew the slots and the money of long requests; False if there are none."""
         due = [slot for slot, at in self.slots.items() if at <= now]
         for slot in due:
             self.slots[slot] = now + RENEWED_AFTER
         self.batch.renewed += due
-        return bool(due)
+        held = [money for money in self.reserved if money.renewed_at <= now]
+        for money in held:
+            money.renewed_at = now + RENEWED_AFTER
+            self.batch.held.append(money.text)
+        return bool(due or held)
 
     def remembered(self, now: float) -> Refusal | None:
         """A refusal that cannot have changed, with what is left to wait."""
@@ -110,5 +123,6 @@ def usage_of(key: VirtualKey) -> Usage:
         chunk=max(1, min(limits) // _PARTS) if limits else 0,
         limits_requests_only=all(number < 0 for scope in scopes for number in scope.numbers[REQUESTS:]),
         limits_slots=any(scope.limit(SLOTS) >= 0 for scope in scopes),
+        has_budget=any(scope.limit(which) >= 0 for scope in scopes for which in (DAY, MONTH)),
         last_used=time.monotonic(),
     )

@@ -8,7 +8,7 @@ local BUCKETS = 61
 local KEPT_SECONDS = 70
 -- The limits of a scope, -1 for none, in the order of its arguments.
 local REQUESTS, TOKENS, SLOTS, DAY, MONTH = 1, 2, 3, 4, 5
-local KEYS_OF_SCOPE, LIMITS_OF_SCOPE = 3, 5
+local KEYS_OF_SCOPE, LIMITS_OF_SCOPE = 4, 5
 
 -- A window is a hash: <name>sum, the bucket <name>first from which on there may be some, and <name><second>.
 
@@ -88,16 +88,34 @@ end
 local today = math.floor(now / 86400)
 local this_month = month_of(today)
 
--- What was spent today and this month, in nano-dollars. A new day begins with nothing but the month's sum.
-local function spent_sums(key)
-  local stored = redis.call('HMGET', key, 'day', 'day_sum', 'month', 'month_sum')
-  local month_sum = tonumber(stored[3]) == this_month and tonumber(stored[4]) or 0
-  if tonumber(stored[1]) == today then
-    return tonumber(stored[2]), month_sum
+-- Adds to what was spent of a scope an amount reserved, "<slot> <day> <nano-dollars>"; `sign` -1 takes it back. An
+-- earlier day's or month's ended with that.
+local function add_reserved(scope, reserved, sign)
+  local day, amount = reserved:match('(%d+) (%d+)$')
+  day, amount = tonumber(day), sign * tonumber(amount)
+  if day == today then
+    redis.call('HINCRBY', scope.spent, 'day_sum', amount)
   end
-  redis.call('DEL', key)
-  redis.call('HSET', key, 'day', today, 'day_sum', 0, 'month', this_month, 'month_sum', month_sum)
-  return 0, month_sum
+  if month_of(day) == this_month then
+    redis.call('HINCRBY', scope.spent, 'month_sum', amount)
+  end
+end
+
+-- What was spent of a scope today and this month, in nano-dollars, with what is reserved. A new day begins with nothing
+-- but the month's sum. Amounts that their worker has not renewed in time are taken back: it has died.
+local function spent_sums(scope)
+  local stored = redis.call('HMGET', scope.spent, 'day', 'month', 'month_sum')
+  if tonumber(stored[1]) ~= today then
+    local month_sum = tonumber(stored[2]) == this_month and tonumber(stored[3]) or 0
+    redis.call('DEL', scope.spent)
+    redis.call('HSET', scope.spent, 'day', today, 'day_sum', 0, 'month', this_month, 'month_sum', month_sum)
+  end
+  for _, reserved in ipairs(redis.call('ZRANGEBYSCORE', scope.reserved, '-inf', now_ms)) do
+    add_reserved(scope, reserved, -1)
+  end
+  redis.call('ZREMRANGEBYSCORE', scope.reserved, '-inf', now_ms)
+  local sums = redis.call('HMGET', scope.spent, 'day_sum', 'month_sum')
+  return tonumber(sums[1]), tonumber(sums[2])
 end
 
 -- The scopes of a call, a key's and its team's, from KEYS and from ARGV after `before` arguments.
@@ -105,7 +123,8 @@ local function scopes_of(count, before)
   local scopes = {}
   for number = 1, count do
     local at = (number - 1) * KEYS_OF_SCOPE
-    local scope = {window = KEYS[at + 1], slots = KEYS[at + 2], spent = KEYS[at + 3], limits = {}}
+    local scope = {limits = {}}
+    scope.window, scope.slots, scope.spent, scope.reserved = unpack(KEYS, at + 1, at + KEYS_OF_SCOPE)
     for limit = 1, LIMITS_OF_SCOPE do
       scope.limits[limit] = tonumber(ARGV[before + (number - 1) * LIMITS_OF_SCOPE + limit])
     end

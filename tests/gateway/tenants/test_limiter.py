@@ -19,6 +19,7 @@ from tests.waiting import until
 
 ALICE_SPENT = "keepgate:{limits:key_alice}:key:key_alice:spent"
 ALICE_SLOTS = "keepgate:{limits:key_alice}:key:key_alice:slots"
+ALICE_RESERVED = "keepgate:{limits:key_alice}:key:key_alice:reserved"
 
 
 async def admitted(requests: list[Awaitable[Any]]) -> int:
@@ -295,7 +296,11 @@ async def test_a_reservation_of_yesterday_is_not_taken_back_today(workers: Worke
     alice = caller(budget_per_day=1.0)
     admission = await worker.limiter.admit(alice, 1, 1, 0.8)
     day = int(await raw.hget(ALICE_SPENT, "day"))
-    admission._day = day - 1  # type: ignore[attr-defined]
+    (money,) = worker.limiter._usages["key_alice"].reserved
+    (expires,) = [score for _, score in await raw.zrange(ALICE_RESERVED, 0, -1, withscores=True)]
+    await raw.zrem(ALICE_RESERVED, money.text)
+    money.text = money.text.replace(f" {day} ", f" {day - 1} ")
+    await raw.zadd(ALICE_RESERVED, {money.text: expires})
     await raw.hset(ALICE_SPENT, mapping={"day": day - 1})
     admission.settle(1, 0.25)
     await worker.limiter.flush()
@@ -314,6 +319,51 @@ async def test_money_that_is_told_twice_counts_once(workers: Workers, valkey: Va
     await worker.limiter._deliver(scopes, batch, 10**6)
 
     assert await raw.hget(ALICE_SPENT, "day_sum") == b"250000000"
+
+
+async def test_money_of_a_dead_worker_comes_back(workers: Workers, valkey: Valkey, raw: Any) -> None:
+    """A reservation that is not renewed in time counts no more, and one that is settled late counts what was used."""
+    limiter = (await workers.start(valkey)).limiter
+    alice = caller(budget_per_day=1.0, budget_per_month=20.0)
+    late = await limiter.admit(alice, 1, 1, 0.75)
+    (reserved,) = await raw.zrange(ALICE_RESERVED, 0, -1, withscores=True)
+    seconds, _ = await raw.time()
+    assert 13_000 < reserved[1] - seconds * 1000 < 17_000
+    assert await admitted([limiter.admit(alice, 1, 1, 0.75)]) == 0
+    await raw.zadd(ALICE_RESERVED, {reserved[0]: seconds * 1000 - 1})
+
+    (await limiter.admit(alice, 1, 1, 0.75)).settle(1, 0.5)
+    await limiter.flush()
+    assert await raw.hmget(ALICE_SPENT, "day_sum", "month_sum") == [b"500000000"] * 2
+    late.settle(1, 0.25)
+    await limiter.flush()
+    assert await raw.hmget(ALICE_SPENT, "day_sum", "month_sum") == [b"750000000"] * 2
+    assert not await raw.exists(ALICE_RESERVED)
+
+
+async def test_money_of_long_requests_is_renewed(workers: Workers, valkey: Valkey, raw: Any) -> None:
+    """Until it is known what was used, also after the client has left; what expired in an outage is reserved again."""
+    limiter = (await workers.start(valkey)).limiter
+    alice = caller(budget_per_day=1.0)
+    admission = await limiter.admit(alice, 1, 1, 0.75)
+    admission.release()
+    assert limiter.take_hit(caller(budget_per_day=2.0)) is True  # its limits are changed meanwhile
+    (money,) = limiter._usages["key_alice"].reserved
+    await raw.zadd(ALICE_RESERVED, {money.text: 1})
+    await limiter.admit(alice, 1, 1, 0)
+    assert await raw.hget(ALICE_SPENT, "day_sum") == b"0"
+    (money,) = limiter._usages["key_alice"].reserved
+    money.renewed_at = time.monotonic()  # as if five seconds had passed
+
+    async def is_renewed() -> bool:
+        return await raw.zscore(ALICE_RESERVED, money.text) is not None
+
+    await until(is_renewed)
+    assert await raw.hget(ALICE_SPENT, "day_sum") == b"750000000"
+    admission.settle(1, 0.5)
+    await limiter.flush()
+    assert await raw.hget(ALICE_SPENT, "day_sum") == b"500000000"
+    assert not limiter._usages["key_alice"].reserved
 
 
 # Redis away

@@ -3,15 +3,17 @@
 import datetime
 from typing import Any
 
+import msgspec
 import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.tenants.scripts import script
+from gateway.tenants.usage import Batch
 from tests.cache.valkey import Valkey
 
 _NOW = "test:now"
-_KEYS = ("test:window", "test:slots", "test:spent")
+_KEYS = ("test:window", "test:slots", "test:spent", "test:reserved")
 
 
 class Clocked:
@@ -32,8 +34,8 @@ class Clocked:
 
     def admit(self, now: float, wanted: int, limits: tuple[int, ...], tokens: int = 0, money: int = 0) -> list[int]:
         self._set(now)
-        miss = (1, tokens, money, "slot") if tokens else (0, 0, 0, "")
         self._calls += 1
+        miss = (1, tokens, money, f"slot{self._calls}") if tokens else (0, 0, 0, "")
         return self.admit_again(wanted, miss, limits)
 
     def admit_again(self, wanted: int, miss: tuple[Any, ...], limits: tuple[int, ...]) -> list[int]:
@@ -42,9 +44,22 @@ class Clocked:
         return reply
 
     def give_back(self, now: float, second: int, permits: int, limits: tuple[int, ...]) -> None:
+        self.settle(now, 1, limits, Batch(permits=[(second, permits)]))
+
+    def settle(self, now: float, number: int, limits: tuple[int, ...], batch: Batch) -> None:
+        """Deliver a batch under its number."""
         self._set(now)
-        batch = f'{{"tokens":[],"money":[],"permits":[[{second},{permits}]],"freed":[],"renewed":[]}}'
-        self._settle(keys=_KEYS, args=(1, batch, "w", 1, 15_000, *limits))
+        self._settle(keys=_KEYS, args=(1, msgspec.json.encode(batch), "w", number, 15_000, *limits))
+
+    def sums(self) -> list[int]:
+        """What was spent by day and month, with what is reserved."""
+        found: list[Any] = self.client.hmget(_KEYS[2], "day_sum", "month_sum")
+        return [int(each) for each in found]
+
+    def reserved(self) -> list[str]:
+        """What is reserved, the oldest first."""
+        members: list[Any] = self.client.zrange(_KEYS[3], 0, -1)
+        return [member.decode() for member in members]
 
     def _set(self, now: float) -> None:
         self.client.set(_NOW, f'["{int(now)}","{int(now % 1 * 1e6)}"]')
@@ -110,7 +125,7 @@ def test_months_are_those_of_the_calendar(shared_valkey: Valkey) -> None:
     limits = (-1, -1, -1, -1, 10)
     day = datetime.datetime(2027, 1, 1, tzinfo=datetime.UTC)
     while day.year < 2033:
-        clocked.client.delete(_KEYS[2])
+        clocked.client.delete(*_KEYS[2:])
         now = day.timestamp() + 3_600
         assert clocked.admit(now, 1, limits, tokens=1, money=10)[0] == 0
         refused, which, wait, used = clocked.admit(now, 1, limits, tokens=1, money=1)
@@ -128,7 +143,7 @@ def test_a_call_that_comes_twice_counts_once(shared_valkey: Valkey) -> None:
     limits = (2, 5, 1, 100, 100)
     first = clocked.admit(1_800_000_000, 1, limits, tokens=5, money=100)
     assert first == [0, 1_800_000_000, 20_833, 1, 1, 5, 100, 100]
-    assert clocked.admit_again(1, (1, 5, 100, "slot"), limits) == first
+    assert clocked.admit_again(1, (1, 5, 100, "slot1"), limits) == first
     assert clocked.admit(1_800_000_000, 1, limits)[3:5] == [1, 2]
     assert clocked.admit(1_800_000_000, 1, limits)[:2] == [1, 1]
     clocked.client.close()
@@ -142,4 +157,52 @@ def test_large_sums_of_money_stay_exact(shared_valkey: Valkey) -> None:
     assert clocked.admit(1_800_000_000, 1, limits, tokens=1, money=limit - 1)[6:] == [limit - 1, limit - 1]
     assert clocked.admit(1_800_000_000, 1, limits, tokens=1, money=2)[0] == 1
     assert clocked.admit(1_800_000_000, 1, limits, tokens=1, money=1)[6:] == [limit, limit]
+    clocked.client.close()
+
+
+_events = st.lists(
+    st.tuples(st.sampled_from(["admit", "settle", "die", "renew", "again", "wait"]), st.integers(0, 99)), max_size=40
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(events=_events)
+def test_reservations_of_the_dead_end_and_others_last(shared_valkey: Valkey, events: list[tuple[str, int]]) -> None:
+    """Whatever happens in whatever order, the sums are what was used and what living requests have reserved."""
+    clocked = Clocked(shared_valkey)
+    limits = (-1, -1, -1, 10**9, 10**9)
+    now, number, spent = 1_800_000_000.0, 0, 0
+    living: dict[str, int] = {}
+    dying: dict[str, tuple[float, int]] = {}
+    last = Batch()
+    for event, amount in events:
+        if event == "admit":
+            before = set(clocked.reserved())
+            assert clocked.admit(now, 1, limits, tokens=1, money=amount + 1)[0] == 0
+            (text,) = set(clocked.reserved()) - before
+            living[text] = amount + 1
+        elif event == "settle" and living:
+            last, number = Batch(money=[(next(iter(living)), amount)]), number + 1
+            del living[next(iter(living))]
+            spent += amount
+            clocked.settle(now, number, limits, last)
+        elif event == "die" and living:
+            text = next(iter(living))
+            dying[text] = (now + 15, living.pop(text))
+        elif event == "again":
+            clocked.settle(now, number, limits, last)
+        elif event in ("renew", "wait"):
+            now += amount / 4
+            if event == "renew":
+                last, number = Batch(held=list(living)), number + 1
+                clocked.settle(now, number, limits, last)
+    for wait in (0, 15):
+        now += wait
+        clocked.settle(now, number := number + 1, limits, Batch(held=list(living)))
+        assert clocked.admit(now, 1, limits, tokens=1)[0] == 0
+        held = dict(living) | {text: amount for text, (until, amount) in dying.items() if text in clocked.reserved()}
+        assert set(held) == set(clocked.reserved())
+        assert all(until > now for text, (until, _) in dying.items() if text in held)
+        assert clocked.sums() == [spent + sum(held.values())] * 2
+    assert held == living
     clocked.client.close()
