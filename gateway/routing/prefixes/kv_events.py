@@ -5,17 +5,18 @@ msgpack. A batch is [timestamp, events, …] and an event an array that begins w
 maps with these keys, and the name as `type`:
 
 - BlockStored: block_hashes, parent_block_hash, token_ids (of all these blocks), block_size, lora_id, medium, lora_name,
-  extra_keys, group_idx
+  extra_keys (one entry a block), group_idx, kv_cache_spec_kind
 - BlockRemoved: block_hashes, medium, group_idx
 - AllBlocksCleared
 
 (docs.vllm.ai, "KV Events Subscriber".) An engine's hashes are integers or bytes and mean nothing elsewhere; here a
-block is the hash of all tokens up to its end, as its parents lead to it.
+block is the hash of all tokens up to its end, as its parents lead to it. Blocks that vLLM moves to another medium may
+come without tokens, and those of layers with a sliding window with more tokens than they are of.
 """
 
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -33,14 +34,17 @@ _FIELDS = {
         "lora_name",
         "extra_keys",
         "group_idx",
+        "kv_cache_spec_kind",
     ),
     "BlockRemoved": ("block_hashes", "medium", "group_idx"),
     "AllBlocksCleared": (),
 }
+_FULL_ATTENTION = ("full_attention", "mla_attention", "sink_full_attention")
+_TOKEN_BYTES = array("q").itemsize
 _decode = msgspec.msgpack.Decoder().decode
 
-Key = tuple[int | bytes, str | None]
-"""A block of the engine: its hash, and the medium where it is."""
+Place = tuple[str | None, int]
+"""The medium where a block is, and the group of layers that it is of."""
 
 
 class BadEvents(ValueError):
@@ -52,9 +56,10 @@ class EngineBlocks:
 
     def __init__(self, max_blocks: int = _MAX_BLOCKS) -> None:
         self._max_blocks = max_blocks
-        self._chains: dict[Key, int] = {}
+        self._chains: dict[tuple[int | bytes, Place], int] = {}
         self._held: Counter[int] = Counter()
-        self._block_size = 0
+        self._media: set[str | None] = set()
+        self._sizes: set[int] = set()
         self.is_whole = False
         """Whether all events are known: of the engine's start, or since it has dropped all blocks."""
 
@@ -65,6 +70,8 @@ class EngineBlocks:
         """Forgets all blocks, because events were missed."""
         self.is_whole = False
         self._clear()
+        self._media.clear()
+        self._sizes.clear()
 
     def _clear(self) -> None:
         self._chains.clear()
@@ -86,57 +93,76 @@ class EngineBlocks:
 
     def leading(self, tokens: Sequence[int]) -> int:
         """How many leading tokens of a prompt it holds."""
-        size, chain = self._block_size, 0
-        if not size:
-            return 0
-        for start in range(0, len(tokens) - size + 1, size):
-            chain = _chained(chain, tokens[start : start + size])
+        data = array("q", tokens).tobytes()
+        return max((self._leading(data, size) for size in self._sizes), default=0)
+
+    def _leading(self, data: bytes, size: int) -> int:
+        count = 0
+        for chain in _chains(0, data, size):
             if chain not in self._held:
-                return start
-        return len(tokens) - len(tokens) % size
+                break
+            count += size
+        return count
 
     def _store(self, event: Mapping[str, Any]) -> None:
-        # Blocks of an adapter, of images or of a salted cache are not those of the tokens alone; of a model with
-        # several kinds of layers one kind tells enough.
-        if event.get("lora_id") is not None or event.get("lora_name") or any(event.get("extra_keys") or ()):
+        hashes, size, tokens = event["block_hashes"], event["block_size"], event["token_ids"]
+        group = event.get("group_idx") or 0
+        place = event.get("medium"), group
+        if not tokens:  # copied to this medium
+            for block in hashes:
+                if (known := self._chain_of(block, group)) is not None:
+                    self._keep(block, place, known)
             return
-        if event.get("group_idx"):
+        # Blocks of an adapter are not those of the tokens alone.
+        if event.get("lora_id") is not None or event.get("lora_name"):
             return
-        medium, size, tokens = event.get("medium"), event["block_size"], event["token_ids"]
+        # Of a model with several kinds of layers the one that sees all tokens tells enough; where none is named, the
+        # first group stands for it.
+        kind = event.get("kv_cache_spec_kind")
+        if kind not in _FULL_ATTENTION if kind else group:
+            return
         parent = event["parent_block_hash"]
-        chain = 0 if parent is None else self._chain_of(parent)
-        if chain is None:
+        start = 0 if parent is None else self._chain_of(parent, group)
+        if start is None:
             return  # stored before the events that are known
-        if size < 1 or len(tokens) < size * len(event["block_hashes"]):
-            raise ValueError(f"{len(tokens)} tokens for {len(event['block_hashes'])} blocks of {size}")
-        if self._block_size not in (0, size):
-            self.lose()
-        self._block_size = size
-        for number, block in enumerate(event["block_hashes"]):
-            chain = _chained(chain, tokens[number * size : (number + 1) * size])
-            if (block, medium) not in self._chains and len(self._chains) < self._max_blocks:
-                self._chains[block, medium] = chain
-                self._held[chain] += 1
+        if size < 1 or len(tokens) < size * len(hashes):
+            raise ValueError(f"{len(tokens)} tokens for {len(hashes)} blocks of {size}")
+        if len(tokens) > size * len(hashes):
+            return  # some blocks are left out, and which is not said
+        self._sizes.add(size)
+        extra_keys = event.get("extra_keys") or (None,) * len(hashes)
+        chains = _chains(start, array("q", tokens).tobytes(), size)
+        for block, extra, chain in zip(hashes, extra_keys, chains, strict=False):
+            if extra:
+                return  # with an image or a salt it and those after it are not of the tokens alone
+            self._keep(block, place, chain)
+
+    def _keep(self, block: int | bytes, place: Place, chain: int) -> None:
+        if (block, place) not in self._chains and len(self._chains) < self._max_blocks:
+            self._chains[block, place] = chain
+            self._held[chain] += 1
+            self._media.add(place[0])
 
     def _remove(self, event: Mapping[str, Any]) -> None:
-        if event.get("group_idx"):
-            return
+        place = event.get("medium"), event.get("group_idx") or 0
         for block in event["block_hashes"]:
-            chain = self._chains.pop((block, event.get("medium")), None)
+            chain = self._chains.pop((block, place), None)
             if chain is not None:
                 self._held[chain] -= 1
                 if not self._held[chain]:
                     del self._held[chain]
 
-    def _chain_of(self, block: int | bytes) -> int | None:
-        for medium in (None, "GPU", "CPU"):
-            if (chain := self._chains.get((block, medium))) is not None:
-                return chain
-        return None
+    def _chain_of(self, block: int | bytes, group: int) -> int | None:
+        chains = (self._chains.get((block, (medium, group))) for medium in self._media)
+        return next((chain for chain in chains if chain is not None), None)
 
 
-def _chained(chain: int, tokens: Sequence[int]) -> int:
-    return xxhash.xxh3_64_intdigest(array("q", tokens).tobytes(), seed=chain)
+def _chains(chain: int, data: bytes, size: int) -> Iterator[int]:
+    """The number of each whole block of `size` tokens, after the block `chain`."""
+    length = size * _TOKEN_BYTES
+    for start in range(0, len(data) - length + 1, length):
+        chain = xxhash.xxh3_64_intdigest(data[start : start + length], seed=chain)
+        yield chain
 
 
 def _events(batch: bytes) -> list[tuple[str, Mapping[str, Any]]]:

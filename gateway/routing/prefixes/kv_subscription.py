@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from urllib.parse import urlsplit
 
 import zmq
@@ -14,6 +15,8 @@ log = logging.getLogger(__name__)
 
 _REPLAY_DEADLINE = 2.0
 _MAX_WAITING = 100_000
+_HEARTBEAT = 5.0
+"""Seconds between questions whether the engine is there: a machine that is gone without a word is connected anew."""
 _END = (-1).to_bytes(8, "big", signed=True)
 
 
@@ -37,6 +40,7 @@ class Subscription:
             try:
                 socket.setsockopt(zmq.LINGER, 0)
                 socket.setsockopt(zmq.RCVHWM, _MAX_WAITING)
+                socket.setsockopt(zmq.HEARTBEAT_IVL, int(_HEARTBEAT * 1000))
                 socket.subscribe(b"")
                 socket.connect(self._address)
                 while True:
@@ -61,15 +65,18 @@ class Subscription:
         """Take the messages before `until` from the replay; False unless it has all of them."""
         assert self._next is not None  # noqa: S101  # the caller has set it
         try:
-            async with asyncio.timeout(_REPLAY_DEADLINE):
-                async for number, batch in _replayed(context, self._address, self._next):
+            async with (
+                asyncio.timeout(_REPLAY_DEADLINE),
+                aclosing(_replayed(context, self._address, self._next)) as replayed,
+            ):
+                async for number, batch in replayed:
                     if number >= until:
                         break
                     if number != self._next:
                         return False
                     self._apply(batch)
                     self._next += 1
-        except (TimeoutError, zmq.ZMQError) as error:
+        except (TimeoutError, ValueError, zmq.ZMQError) as error:
             log.debug("%s: no replay: %s", self._address, error or "no answer in time")
         return self._next == until
 
@@ -77,11 +84,12 @@ class Subscription:
         try:
             self.blocks.apply(batch)
         except BadEvents as error:
-            log.warning("%s: KV cache events cannot be read (%s); its blocks are unknown", self._address, error)
+            if self.blocks.is_whole or len(self.blocks):  # else it has been said
+                log.warning("%s: KV cache events cannot be read (%s); its blocks are unknown", self._address, error)
             self.blocks.lose()
 
 
-async def _replayed(context: zmq.asyncio.Context, address: str, first: int) -> AsyncIterator[tuple[int, bytes]]:
+async def _replayed(context: zmq.asyncio.Context, address: str, first: int) -> AsyncGenerator[tuple[int, bytes]]:
     parts = urlsplit(address)
     socket = context.socket(zmq.DEALER)
     try:
@@ -89,7 +97,8 @@ async def _replayed(context: zmq.asyncio.Context, address: str, first: int) -> A
         socket.connect(f"tcp://{parts.netloc.rpartition(':')[0]}:{(parts.port or 0) + 1}")
         await socket.send_multipart([b"", first.to_bytes(8, "big")])
         while True:
-            _, number, batch = await socket.recv_multipart()
+            # vLLM 0.32 puts the topic before them; older versions and SGLang do not.
+            *_, number, batch = await socket.recv_multipart()
             if number == _END:
                 return
             yield int.from_bytes(number, "big"), batch

@@ -67,13 +67,17 @@ def _leading(stored: list[int], tokens: list[int]) -> int:
 
 
 class Publisher:
-    """Publishes KV cache events as an engine does; `as_maps` as newer versions of vLLM. `log` is for the replay."""
+    """Publishes KV cache events as an engine does; `as_maps` as newer versions of vLLM. `log` is for the replay, unless
+    there is a recorded one in `replayed`.
+    """
 
     def __init__(self, context: zmq.asyncio.Context, as_maps: bool = False) -> None:
         self._as_maps = as_maps
         self._socket = context.socket(zmq.XPUB)
+        self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)
         self._replay = context.socket(zmq.ROUTER)
         self.log: list[tuple[int, bytes]] = []
+        self.replayed: list[list[bytes]] = []
         self.number = 0
         self.address = ""
 
@@ -103,7 +107,8 @@ class Publisher:
 
     async def wait_for_subscriber(self) -> None:
         async with asyncio.timeout(5):
-            await self._socket.recv()
+            while not (await self._socket.recv()).startswith(b"\x01"):
+                pass
 
     async def publish(self, *events: dict[str, Any], is_lost: bool = False, is_logged: bool = True) -> None:
         """Send a batch; one that `is_lost` takes a number and does not arrive."""
@@ -112,12 +117,19 @@ class Publisher:
         if is_logged:
             self.log.append((self.number, batch))
         if not is_lost:
-            await self._socket.send_multipart([b"kv-events", self.number.to_bytes(8, "big"), batch])
+            await self.send([b"kv-events", self.number.to_bytes(8, "big"), batch])
         self.number += 1
+
+    async def send(self, frames: list[bytes]) -> None:
+        await self._socket.send_multipart(frames)
 
     async def _answer_replays(self) -> None:
         while True:
             client, _, first = await self._replay.recv_multipart()
+            for frames in self.replayed:
+                await self._replay.send_multipart([client, *frames])
+            if self.replayed:
+                continue
             for number, batch in self.log:
                 if number >= int.from_bytes(first, "big"):
                     await self._replay.send_multipart([client, b"", number.to_bytes(8, "big"), batch])

@@ -1,5 +1,6 @@
 """KV cache events."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -76,6 +77,36 @@ def test_a_block_in_two_places_is_held_until_it_is_in_none() -> None:
     assert blocks.leading(TOKENS) == 0
 
 
+def test_a_block_that_is_offloaded_has_no_tokens() -> None:
+    """What vLLM tells of a block that it copies to another medium is its hash; others there mean nothing."""
+    blocks = EngineBlocks()
+    blocks.apply(batch(stored(TOKENS, medium="GPU", group_idx=0), as_maps=True))
+    placeholder = {"token_ids": [], "block_size": 0, "medium": "CPU", "group_idx": 0}
+    blocks.apply(batch(stored(TOKENS) | placeholder, stored([1, 2]) | placeholder, as_maps=True))
+    gone = removed(TOKENS[:2], TOKENS[:4], TOKENS) | {"medium": "GPU", "group_idx": 0}
+    blocks.apply(batch(gone, as_maps=True))
+    assert (blocks.leading(TOKENS), len(blocks)) == (6, 3)
+    later = stored([17, 18]) | {"block_hashes": [b"later"], "parent_block_hash": engine_hash(TOKENS), "medium": "GPU"}
+    blocks.apply(batch(later, as_maps=True))
+    assert blocks.leading([*TOKENS, 17, 18]) == 8
+
+
+def test_blocks_of_another_size_leave_the_others_alone() -> None:
+    """vLLM tells of a part of a block as well, with its own size."""
+    blocks = EngineBlocks()
+    part = stored(TOKENS) | {"block_hashes": [b"part"], "token_ids": [17], "block_size": 1}
+    blocks.apply(batch(stored(TOKENS), part | {"parent_block_hash": engine_hash(TOKENS)}))
+    assert blocks.leading(TOKENS) == 6
+
+
+def test_blocks_before_an_image_are_those_of_the_tokens() -> None:
+    """Those with it are not."""
+    blocks = EngineBlocks()
+    fields = {"medium": "GPU", "lora_name": None, "extra_keys": [None, [["image", 0]], None]}
+    blocks.apply(batch(stored(TOKENS, **fields)))
+    assert blocks.leading(TOKENS) == 2
+
+
 def test_memory_is_bounded() -> None:
     """Blocks beyond the bound are not known."""
     blocks = EngineBlocks(max_blocks=2)
@@ -128,6 +159,38 @@ async def test_missed_events_come_from_the_replay(publisher: Publisher) -> None:
         await until(lambda: subscription.blocks.leading([1, 2]) == 2)
         assert subscription.blocks.leading(TOKENS) == 4
         assert subscription.blocks.is_whole
+
+
+async def test_an_engine_that_is_gone_without_a_word_is_connected_anew(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection stays open and nothing comes through, as when a machine has lost its power."""
+    monkeypatch.setattr("gateway.routing.prefixes.kv_subscription._HEARTBEAT", 0.5)
+    port, connections = int(publisher.address.rpartition(":")[2]), [asyncio.Event()]
+
+    async def pass_on(client: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
+        is_gone = connections[-1]
+        connections.append(asyncio.Event())
+        server, questions = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(copy(client, questions, is_gone), copy(server, answers, is_gone))
+
+    async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter, is_gone: asyncio.Event) -> None:
+        while data := await source.read(4096):
+            if not is_gone.is_set():
+                target.write(data)
+        target.close()
+
+    proxy = await asyncio.start_server(pass_on, "127.0.0.1", 0)
+    subscription = Subscription(f"tcp://127.0.0.1:{proxy.sockets[0].getsockname()[1]}")
+    async with proxy, background_tasks() as tasks:
+        tasks.start(subscription.follow())
+        await publisher.wait_for_subscriber()
+        await publisher.publish(stored(TOKENS))
+        await until(lambda: subscription.blocks.leading(TOKENS) == 6)
+        connections[0].set()
+        await publisher.wait_for_subscriber()
+        await publisher.publish(stored([1, 2]))
+        await until(lambda: subscription.blocks.leading([1, 2]) == 2)
 
 
 async def test_where_events_are_lost_for_good_nothing_is_believed(publisher: Publisher) -> None:
