@@ -1,19 +1,21 @@
 """What a miss costs on top of the upstream: every request distinct, Redis on, 32 connections."""
 
+from benchmarks.harness.everything import EVERYTHING, gateway_with_everything
 from benchmarks.harness.measurement import RATIO, Figure, Row, Target
-from benchmarks.harness.processes import Server, bare_relay, cores, gateway, upstream
+from benchmarks.harness.processes import Server, bare_relay, cores, upstream
 from benchmarks.harness.request_bodies import distinct_parts
 from benchmarks.harness.wrk import DistinctRequests, Run, load
 
 _CONNECTIONS = 32
-_METHOD = """\
+_METHOD = f"""\
 wrk holds 32 connections and sends chats of 300 B of which no two are alike; the upstream answers each after a fixed
 service time, and each connection then pauses for a random time of up to twice as long. Without the pauses 32 answers
 would arrive at the same moment for ever, and the figure would be the time to work through such a heap. The same load
 goes straight to the upstream and through the gateway by turns; a row is the difference between the two latencies.
 Every answer is stored in memory and in the embedded Valkey. The service time sets the rate; the gateway has one core;
 the load, the upstream and Valkey share the other. Beside it, in the same rounds, what a handler adds that copies bytes
-from an aiohttp client to an aiohttp server and does nothing else: a target in milliseconds is one for Zen 4 cores."""
+from an aiohttp client to an aiohttp server and does nothing else: a target in milliseconds is one for Zen 4 cores.
+{EVERYTHING}"""
 
 
 async def measure(quick: bool) -> Figure:
@@ -22,7 +24,7 @@ async def measure(quick: bool) -> Figure:
     for service_time, is_target in ((0.05, True), (0.2, False), (0.02, False)):
         async with (
             upstream(service_time=service_time) as origin,
-            gateway(origin.url, on=cores().subject) as subject,
+            gateway_with_everything(origin.url, on=cores().subject) as subject,
             bare_relay(origin.url) as reference,
         ):
             rows += await _compare(origin, subject, reference, service_time, is_target, rounds, seconds)
@@ -40,17 +42,20 @@ async def _compare(
 ) -> list[Row]:
     requests = DistinctRequests(distinct_parts())
     pause = 2 * service_time
-    at_most = seconds * 20_000
+
+    async def run(server: Server, lasting: int) -> Run:
+        script = requests.script(seconds * 20_000, pause, subject)
+        return await load(server, script, connections=_CONNECTIONS, seconds=lasting)
+
     # Connections to the upstream are opened once, and the code is warm.
     for server in (subject, reference):
-        await load(server, requests.script(at_most, pause), connections=_CONNECTIONS, seconds=1)
+        await run(server, 1)
     pairs: list[tuple[Run, Run]] = []
     copied: list[Run] = []
     for _ in range(rounds):
-        direct = await load(origin, requests.script(at_most, pause), connections=_CONNECTIONS, seconds=seconds)
-        through = await load(subject, requests.script(at_most, pause), connections=_CONNECTIONS, seconds=seconds)
-        copied.append(await load(reference, requests.script(at_most, pause), connections=_CONNECTIONS, seconds=seconds))
+        direct, through, copy = [await run(server, seconds) for server in (origin, subject, reference)]
         pairs.append((direct, through))
+        copied.append(copy)
     beside = tuple(_in_numbers(direct, through) for direct, through in pairs)
     name = f"upstream of {service_time * 1e3:g} ms, about {_CONNECTIONS / (service_time + pause / 2):.0f} requests/s"
     targets = (

@@ -4,7 +4,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from benchmarks.harness.processes import CannotMeasure, Server
+from benchmarks.harness.processes import CannotMeasure, Server, authorization
 from benchmarks.harness.request_bodies import CHAT_PATH
 
 _LARGEST_CHUNK = 2**24
@@ -41,13 +41,13 @@ class Client:
         if self._writer is not None:
             self._writer.close()
 
-    async def post(self, body: bytes, path: str = CHAT_PATH) -> Answer:
+    async def post(self, body: bytes, path: str = CHAT_PATH, method: str = "POST") -> Answer:
         """Raises CannotMeasure when the connection breaks."""
         if self._reader is None or self._writer is None:
             raise RuntimeError("use it as an asynchronous context manager")
         head = (
-            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
+            f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"{authorization(self._server)}Content-Length: {len(body)}\r\n\r\n"
         )
         sent = time.monotonic()
         self._writer.write(head.encode() + body)

@@ -9,9 +9,9 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "benchmarks" / "data"
 
 _START_DEADLINE = 60.0
+_PERIOD_MICROS = 10_000
 _STOP_DEADLINE = 30.0
 
 
@@ -46,10 +47,12 @@ def cores() -> Cores:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A process that listens on `port`."""
+    """A process that listens on `port`, and the processes that share it. `key` is the virtual key for requests."""
 
     pid: int
     port: int
+    workers: tuple[int, ...] = ()
+    key: str = ""
 
     @property
     def url(self) -> str:
@@ -59,7 +62,7 @@ class Server:
         """CPU time of all its threads so far."""
         # The kernel's encoding of "the CPU clock of process pid" (clock_getcpuclockid(3)): nanoseconds, where
         # /proc/<pid>/stat counts in ticks of 10 ms.
-        return time.clock_gettime((~self.pid << 3) | 2)
+        return sum(time.clock_gettime((~pid << 3) | 2) for pid in (self.pid, *self.workers))
 
     def resident_bytes(self) -> int:
         return resident_bytes(self.pid)
@@ -67,6 +70,11 @@ class Server:
     def children(self) -> list[int]:
         listed = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text(encoding="ascii")
         return [int(pid) for pid in listed.split()]
+
+
+def authorization(server: Server) -> str:
+    """The line of a request's head with the server's key, if it has one."""
+    return f"Authorization: Bearer {server.key}\r\n" if server.key else ""
 
 
 def resident_bytes(pid: int) -> int:
@@ -147,9 +155,9 @@ async def _wait_until_listening(
 
 @asynccontextmanager
 async def gateway(
-    *upstreams: str, on: frozenset[int], redis: str = "embedded", **settings: str
+    *upstreams: str, on: frozenset[int], redis: str = "embedded", workers: int = 1, **settings: str
 ) -> AsyncIterator[Server]:
-    """`keepgate serve` with one worker. Its embedded store runs on the other cores of the load.
+    """`keepgate serve`. Its embedded store runs on the other cores of the load.
 
     `settings` are KEEPGATE_* variables without their prefix, such as `cache_memory="64MiB"`.
     """
@@ -159,10 +167,49 @@ async def gateway(
         environment |= {"KEEPGATE_STATE_DIR": state, "KEEPGATE_LOG_LEVEL": "error"}
         words = [word for url in upstreams for word in ("--upstream", url)]
         command = [sys.executable, "-m", "gateway", "serve", "--port", str(port), "--redis", redis, *words]
+        if workers > 1:
+            command += ["--workers", str(workers)]
         async with server(command, port, on, environment) as started:
+            others: list[int] = []
             for child in started.children():
-                os.sched_setaffinity(child, cores().load)
-            yield started
+                if _is_worker(child):
+                    others.append(child)
+                else:
+                    os.sched_setaffinity(child, cores().load)
+            yield replace(started, workers=tuple(others))
+
+
+def _is_worker(pid: int) -> bool:
+    return b"gateway.processes.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+@contextmanager
+def limited(pids: Collection[int], share: float) -> Iterator[None]:
+    """Give each process so much of a core at most, by a control group of its own. Raises CannotMeasure."""
+    root = Path("/sys/fs/cgroup")
+    groups: list[Path] = []
+    try:
+        try:
+            for pid in pids:
+                unified = (root / "cgroup.controllers").exists()
+                group = root / ("" if unified else "cpu") / f"keepgate-bench-{pid}"
+                group.mkdir()
+                groups.append(group)
+                quota = f"{round(share * _PERIOD_MICROS)}"
+                if unified:
+                    (group / "cpu.max").write_text(f"{quota} {_PERIOD_MICROS}")
+                else:
+                    (group / "cpu.cfs_period_us").write_text(str(_PERIOD_MICROS))
+                    (group / "cpu.cfs_quota_us").write_text(quota)
+                (group / "cgroup.procs").write_text(str(pid))
+        except OSError as error:
+            raise CannotMeasure(f"This figure needs control groups for CPU time, as root: {error}") from error
+        yield
+    finally:
+        for pid, group in zip(pids, groups, strict=False):
+            if Path(f"/proc/{pid}").exists():
+                (group.parent / "cgroup.procs").write_text(str(pid))
+            group.rmdir()
 
 
 @asynccontextmanager

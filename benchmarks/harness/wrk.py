@@ -8,7 +8,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.harness.processes import CannotMeasure, Server, cores
+from benchmarks.harness.processes import CannotMeasure, Server, authorization, cores
 from benchmarks.harness.request_bodies import CHAT_PATH, NUMBER_DIGITS
 
 _REPORT = """
@@ -23,6 +23,7 @@ _SAME = """
 local file = io.open("{body}", "rb")
 wrk.method, wrk.body = "POST", file:read("*all")
 wrk.headers["Content-Type"] = "application/json"
+if "{key}" ~= "" then wrk.headers["Authorization"] = "Bearer {key}" end
 """
 # Strings are put together by hand: wrk.format would cost the load generator more than the request is worth.
 _VARYING = """
@@ -37,7 +38,7 @@ end
 """
 _DISTINCT = """
 local number = {first}
-local head = "POST {path} HTTP/1.1\\r\\nHost: localhost\\r\\nContent-Type: application/json\\r\\n"
+local head = "POST {path} HTTP/1.1\\r\\nHost: localhost\\r\\nContent-Type: application/json\\r\\n{authorization}"
 local before, after = head .. "Content-Length: {length}\\r\\n\\r\\n" .. [==[{before}]==], [==[{after}]==]
 function request()
   number = number + 1
@@ -84,20 +85,29 @@ class DistinctRequests:
         self._parts = parts
         self._next = 1
 
-    def script(self, at_most: int, pause: float) -> str:
-        """For `at_most` requests; each connection waits up to `pause` seconds, evenly spread, before its next one."""
+    def script(self, at_most: int, pause: float, server: Server | None = None) -> str:
+        """For `at_most` requests; each connection waits up to `pause` seconds, evenly spread, before its next one.
+
+        They have the key of `server`, if it has one.
+        """
         first, self._next = self._next, self._next + at_most
         before, after = (part.decode() for part in self._parts)
         length = len(before) + NUMBER_DIGITS + len(after)
         requests = _DISTINCT.format(
-            first=first, path=CHAT_PATH, length=length, before=before, after=after, digits=NUMBER_DIGITS
+            first=first,
+            path=CHAT_PATH,
+            length=length,
+            before=before,
+            after=after,
+            digits=NUMBER_DIGITS,
+            authorization="" if server is None else authorization(server).replace("\r\n", "\\r\\n"),
         )
         return requests + (_PAUSES.format(most_milliseconds=round(pause * 1e3)) if pause else "")
 
 
-def same_request(body: Path, header_varies: bool = False) -> str:
+def same_request(body: Path, header_varies: bool = False, key: str = "") -> str:
     """A script that sends the bytes of this file again and again, if wanted with a header that is never the same."""
-    return _SAME.format(body=body) + (_VARYING.format(path=CHAT_PATH) if header_varies else "")
+    return _SAME.format(body=body, key=key) + (_VARYING.format(path=CHAT_PATH) if header_varies else "")
 
 
 async def load(server: Server, script: str, *, connections: int, seconds: int, path: str = CHAT_PATH) -> Run:
