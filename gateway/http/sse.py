@@ -8,10 +8,17 @@ import msgspec
 EVENT_STREAM = "text/event-stream"
 
 _decode = msgspec.json.Decoder().decode
+_check = msgspec.json.Decoder(msgspec.Raw).decode
 # A run of them ends one event: millions of empty ones would cost a second.
 _BLANK_LINES = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2,}")
 _MAX_BLANK_LINE = 4
 _LINE_END = re.compile(rb"\n[\r\n]*")
+# A comment, a field or nothing. Clients ignore fields of other names, and a byte order mark.
+_FIELD_LINE = re.compile(rb"(?:\xef\xbb\xbf)?(?:[\w-]*:|(?:data|event|id|retry)?\Z)")
+
+
+class NotAnEvent(Exception):
+    """What a stream carries in place of an event."""
 
 
 class EventSplitter:
@@ -42,6 +49,15 @@ class EventSplitter:
         self._scanned = max(0, len(rest) - _MAX_BLANK_LINE)
         return events
 
+    def check(self, event: bytes) -> None:
+        """Raises NotAnEvent for what says something else than a JSON object or [DONE]. A comment says nothing."""
+        data = event_data(event)
+        if data:
+            if data != b"[DONE]":
+                _check_object(data)
+        elif not all(map(_FIELD_LINE.match, event.splitlines())):
+            raise NotAnEvent
+
     def flush(self) -> bytes:
         """Return the incomplete event and start over."""
         rest, self._rest, self._scanned = bytes(self._rest), bytearray(), 0
@@ -62,6 +78,11 @@ class LineSplitter(EventSplitter):
 
     __slots__ = ()
 
+    def check(self, event: bytes) -> None:
+        """Raises NotAnEvent for a line that is no JSON object. An empty one says nothing."""
+        if event.strip():
+            _check_object(event)
+
     def feed(self, data: bytes) -> list[bytes]:
         rest = self._rest
         rest += data
@@ -75,12 +96,28 @@ class LineSplitter(EventSplitter):
         return lines
 
 
+def splitter_of(content_type: str) -> EventSplitter:
+    """For a stream of this type, which is that of events or of lines."""
+    return EventSplitter() if content_type == EVENT_STREAM else LineSplitter()
+
+
 def event_data(event: bytes) -> bytes:
     """The data of an event; empty for a comment."""
     if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2:
         return event[6:-2]
     lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
     return b"\n".join(lines)
+
+
+def _check_object(data: bytes) -> None:
+    if not data.lstrip().startswith(b"{"):
+        raise NotAnEvent
+    try:
+        _check(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise NotAnEvent from error
+    except RecursionError:
+        pass  # too deep to be looked at
 
 
 def event_json(data: bytes) -> dict[str, Any]:

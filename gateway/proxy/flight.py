@@ -27,10 +27,10 @@ from multidict import CIMultiDict
 from cache.errors import UnstorableAnswer
 from gateway.costs.machine import MachineShare
 from gateway.costs.pricing import Charge
-from gateway.errors import GatewayError, InternalError, UpstreamError
+from gateway.errors import GatewayError, InternalError, UpstreamDisconnected, UpstreamError
 from gateway.http.background_tasks import BackgroundTasks
 from gateway.http.response_writer import ResponseWriter
-from gateway.http.sse import EVENT_STREAM, EventSplitter, LineSplitter
+from gateway.http.sse import NotAnEvent, splitter_of
 from gateway.proxy.deadlines import outlasts, wait_until
 from gateway.proxy.inference_request import USAGE_OF_STREAMS
 from gateway.proxy.recorder import Recording, has_usage_alone, record_response, recorder_of
@@ -192,13 +192,14 @@ class Flight:
         self._started.set()
 
     async def _take_events(self, answer: UpstreamResponse) -> None:
-        splitter = EventSplitter() if self.form.stream_type == EVENT_STREAM else LineSplitter()
-        recorder = recorder_of(self.form, self._choices)
+        splitter = splitter_of(self.form.stream_type)
+        recorder = recorder_of(self.form, self._choices, splitter.check)
         try:
             async with asyncio.timeout(None) as rest:
                 async for data in answer.chunks():
                     for event in splitter.feed(data):
                         if self.oversized:
+                            splitter.check(event)
                             is_usage = self._asks_usage and has_usage_alone(event)
                         else:
                             is_usage = recorder.add(event) and self._asks_usage
@@ -216,6 +217,14 @@ class Flight:
         except (UpstreamError, TimeoutError):
             if not recorder.done:  # else the answer is complete, however the connection ends
                 raise
+        except NotAnEvent as fault:
+            splitter.flush()
+            self._announce()
+            if not recorder.done:
+                answer.upstream.breaker.failed()
+                raise UpstreamDisconnected(
+                    f"{answer.upstream.title} sent something else than events within its stream."
+                ) from fault
         if splitter.rest:
             self._append(splitter.rest)
             self._announce()

@@ -1,6 +1,7 @@
 """Assembles an upstream's answer as it is relayed, and decides at its end whether it may be stored."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -78,9 +79,10 @@ class _TextFrame:
 
 
 class StreamRecorder:
-    """Records a streamed answer; `choices` is the number requested."""
+    """Records a streamed answer; `choices` is the number requested. `check` is that of the stream's splitter."""
 
-    def __init__(self, choices: int) -> None:
+    def __init__(self, choices: int, check: Callable[[bytes], None]) -> None:
+        self._check = check
         self._choices = choices
         self._assembler = StreamAssembler()
         self._fault: str | None = None
@@ -88,11 +90,12 @@ class StreamRecorder:
         self._frame = _TextFrame(self._assembler)
 
     def add(self, event: bytes) -> bool:
-        """Take in one whole event; True when it carries usage and nothing else."""
+        """Take in one whole event; True when it carries usage and nothing else. Raises NotAnEvent."""
         if self._frame.takes(event):
             return False
         data = event_data(event)
         if not data or self._fault or self._done:
+            self._check(event)
             return False
         if data == b"[DONE]":
             self._done = True
@@ -102,6 +105,7 @@ class StreamRecorder:
             chunk = event_json(data)
             self._assembler.add(chunk)
         except (ValueError, UnstorableAnswer) as error:
+            self._check(event)
             self._fault = str(error)
             return False
         self._frame.learn(event, chunk)
@@ -125,12 +129,14 @@ class StreamRecorder:
 class AssemblerRecorder:
     """Records a stream of another form of API."""
 
-    def __init__(self, surface: Surface) -> None:
+    def __init__(self, surface: Surface, check: Callable[[bytes], None]) -> None:
+        self._check = check
         self._surface = surface
         self._assembler = surface.assembler()
 
     def add(self, event: bytes) -> bool:
-        """Take in one whole event; False, for the usage is never apart from the answer."""
+        """Take in one whole event; False, for the usage is never apart from the answer. Raises NotAnEvent."""
+        self._check(event)
         self._assembler.add(event)
         return False
 
@@ -156,8 +162,9 @@ def has_usage_alone(event: bytes) -> bool:
     return chunk.get("choices") == [] and bool(chunk.get("usage"))
 
 
-def recorder_of(form: AnswerForm, choices: int) -> StreamRecorder | AssemblerRecorder:
-    return AssemblerRecorder(form) if isinstance(form, Surface) else StreamRecorder(choices)
+def recorder_of(form: AnswerForm, choices: int, check: Callable[[bytes], None]) -> StreamRecorder | AssemblerRecorder:
+    """What records a stream of this form; `check` is that of its splitter."""
+    return AssemblerRecorder(form, check) if isinstance(form, Surface) else StreamRecorder(choices, check)
 
 
 def record_response(form: AnswerForm, content_type: str, body: bytes, choices: int) -> Recording:

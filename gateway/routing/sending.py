@@ -25,6 +25,7 @@ from gateway.errors import (
     UpstreamError,
     UpstreamUnreachable,
 )
+from gateway.http.sse import EVENT_STREAM, NotAnEvent, splitter_of
 from gateway.routing.budget import RetryBudget
 from gateway.routing.call import RouteCall
 from gateway.routing.failures import Failure, Retry, is_fault, retry_after, retry_of_status
@@ -48,6 +49,7 @@ _OK = 200
 # What says that a credential is unknown, or not paid for.
 _KEY_REFUSED = frozenset({401, 402})
 _SERVER_ERROR = 500
+_STREAMS = (EVENT_STREAM, "application/x-ndjson")
 _HTML = ("text/html", "application/xhtml+xml")
 # What some servers say with status 200, and as the first event of a stream.
 _ERROR = re.compile(rb'(?:event: ?error\s|(?:data: ?)?\{\s*"error"\s*:\s*["{])')
@@ -364,14 +366,33 @@ async def _take_error(answer: UpstreamResponse) -> None:
 
 
 async def _missing(answer: UpstreamResponse) -> str:
-    """Wait for the first bytes of an answer, or for all of a JSON text that is not long: until then another upstream
-    can take over. What it is if it cannot be an answer, else "". Raises UpstreamError.
+    """Wait for the first bytes of an answer, the first event of a stream, or all of a JSON text that is not long: until
+    then another upstream can take over. What it is if it cannot be an answer, else "". Raises UpstreamError.
     """
+    if answer.content_type in _STREAMS:
+        return await _missing_in_stream(answer)
     is_json = answer.content_type == "application/json"
     is_whole = await answer.hold(_HELD_BYTES if is_json else 0)
     if not answer.held:
         return "nothing"
     return "" if not is_json or not is_whole or _is_json(answer.held) else "what is no JSON"
+
+
+async def _missing_in_stream(answer: UpstreamResponse) -> str:
+    splitter = splitter_of(answer.content_type)
+    events: list[bytes] = []
+    read, is_whole = 0, False
+    while not events and not is_whole and read <= _HELD_BYTES:
+        is_whole = await answer.hold(read)
+        news = answer.held[read:]
+        read += len(news)
+        events = splitter.feed(news) or ([splitter.rest] if is_whole else [])
+    try:
+        for event in events:
+            splitter.check(event)
+    except NotAnEvent:
+        return "something else than events"
+    return "" if read else "nothing"
 
 
 def _is_json(body: bytes) -> bool:

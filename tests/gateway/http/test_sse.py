@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.http.sse import EventSplitter, LineSplitter
+from gateway.http.sse import EventSplitter, LineSplitter, NotAnEvent
 
 EVENT = b'data: {"a":"\xc3\xbc"}'
 
@@ -60,3 +60,38 @@ def test_many_blank_lines_are_one_end(kind: type[EventSplitter]) -> None:
     events = [event for data in sent for event in splitter.feed(data)]
     assert b"".join(events) + splitter.rest == b"".join(sent)
     assert len(events) <= 3
+
+
+EVENTS = [
+    b'data: {"a": 1}\n\n',
+    b'event: x\r\ndata:{"a":\r\ndata: 1}\r\n\r\n',
+    b"data: [DONE]\n\n",
+    b": a comment\n\n",
+    b"\xef\xbb\xbfid: 1\n\n",
+    b"retry\nother-field: x\n\n",
+    b"data: \n\n",
+    b"\n\n",
+    b'data: {"a": ' + b"[" * 20_000 + b"]" * 20_000 + b"}\n\n",
+]
+NO_EVENTS = [
+    b"data: {broken\n\n",
+    b"data: [1]\n\n",
+    b"data: garbage\n\n",
+    b"\x00\xfe{]\n\n",
+    b"<html>\n\n",
+    b": a comment\nand no field\n\n",
+]
+
+
+def test_what_is_an_event() -> None:
+    """An event says an object or [DONE], or nothing; lines are objects. All else is none."""
+    for event in EVENTS:
+        EventSplitter().check(event)
+    for line in (b'{"a": 1}\n', b"\n", b""):
+        LineSplitter().check(line)
+    for event in NO_EVENTS:
+        with pytest.raises(NotAnEvent):
+            EventSplitter().check(event)
+    for line in (b"[1]\n", b"{broken\n", b"data: {}\n", b"\xff\n"):
+        with pytest.raises(NotAnEvent):
+            LineSplitter().check(line)

@@ -525,7 +525,6 @@ BROKEN_STREAMS: dict[str, list[Any]] = {
     "an error within": [*chunk_events([{"content": "half"}])[:-2], {"error": {"message": "out of memory"}}, "[DONE]"],
     "stopped by the server": chunk_events([{"content": "half"}], "abort"),
     "an error as finish reason": chunk_events([{"content": "half"}], "error"),
-    "not JSON": [*chunk_events([{"content": "half"}])[:-1], "{broken", "[DONE]"],
     "nothing at all": ["[DONE]"],
 }
 

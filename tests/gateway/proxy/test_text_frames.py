@@ -55,7 +55,7 @@ EVENTS = st.lists(st.tuples(st.sampled_from(FRAMES), st.lists(QUOTED, min_size=1
 
 def recorded(events: list[bytes]) -> bytes | str:
     """What the recorder makes of the events, or why nothing."""
-    recorder = StreamRecorder(1)
+    recorder = StreamRecorder(1, lambda event: None)
     for said in events:
         recorder.add(said)
     try:

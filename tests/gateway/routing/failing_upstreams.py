@@ -72,6 +72,15 @@ async def is_well(connection: Connection) -> None:
         await connection.send(json_reply(ANSWER))
 
 
+async def says_noise_within(connection: Connection) -> None:
+    """After the first event of a stream."""
+    await connection.send(
+        CHUNKED_EVENT_STREAM + chunked(EVENTS[0]) if is_stream(connection) else json_reply(ANSWER)[:-5]
+    )
+    await asyncio.sleep(0.01)
+    await connection.send(chunked(NOISE) + chunked(b"") if is_stream(connection) else NOISE[:5])
+
+
 def says(reply: bytes) -> Conversation:
     async def converse(connection: Connection) -> None:
         await connection.send(reply)
@@ -90,6 +99,8 @@ WEB_PAGE = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\nConten
     HTML,
 )
 NO_JSON = json_reply(b'{"choices": [{"index": 0, "mess')
+NOISE = b"\x00\xfe{]\n\n<<<>>>\r\n\r\n" * 20
+NOISE_AS_EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n" + NOISE
 NOTHING = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 
 

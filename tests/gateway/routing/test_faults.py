@@ -36,6 +36,8 @@ FAULTS: dict[str, tuple[Conversation | None, int, bool]] = {
     "no HTTP": (faults.says(b"\x00\xff\xfe SSH-2.0\r\n\r\n"), 502, False),
     "a web page": (faults.says(faults.WEB_PAGE), 502, False),
     "no JSON": (faults.says(faults.NO_JSON), 502, False),
+    "noise": (faults.says(faults.NOISE_AS_EVENTS), 502, False),
+    "noise within": (faults.says_noise_within, 502, True),
     "nothing": (faults.says(faults.NOTHING), 502, False),
     "an error with 200": (faults.says_an_error_with_200, 200, False),
 }

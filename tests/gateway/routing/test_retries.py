@@ -137,6 +137,7 @@ async def test_a_retry_waits_as_long_as_the_upstream_says(stage: Stage) -> None:
         ("-5", 2),
         ("1e999", 2),
     ],
+    ids=["an hour", "a date in an hour", "a date an hour ago", "0", "a word", "less than 0", "no number"],
 )
 async def test_a_long_wait_is_left_to_the_client(stage: Stage, value: str, connections: int) -> None:
     """A Retry-After, in seconds or as a date, over `longest_pause` is relayed at once; what cannot be read is none."""
