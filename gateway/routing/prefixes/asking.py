@@ -18,7 +18,10 @@ log = logging.getLogger(__name__)
 _PAUSE = 5.0
 """An upstream that has not answered in time is left alone so long: only one request in that time waits in vain."""
 _MAX_BYTES = 8 * 2**20
-_FIELDS = ("model", "prompt", "messages", "tools")
+_FIELDS = (
+    *("model", "prompt", "messages", "tools", "chat_template", "chat_template_kwargs"),
+    *("add_generation_prompt", "continue_final_message", "add_special_tokens"),
+)
 _encode = msgspec.json.Encoder().encode
 
 

@@ -60,6 +60,8 @@ class EngineBlocks:
         self._held: Counter[int] = Counter()
         self._media: set[str | None] = set()
         self._sizes: set[int] = set()
+        self.adapters: set[str] = set()
+        """Names of models whose blocks are not known: LoRA adapters."""
         self.is_whole = False
         """Whether all events are known: of the engine's start, or since it has dropped all blocks."""
 
@@ -114,7 +116,9 @@ class EngineBlocks:
                     self._keep(block, place, known)
             return
         # Blocks of an adapter are not those of the tokens alone.
-        if event.get("lora_id") is not None or event.get("lora_name"):
+        if adapter := event.get("lora_name"):
+            self.adapters.add(adapter)
+        if adapter or event.get("lora_id") is not None:
             return
         # Of a model with several kinds of layers the one that sees all tokens tells enough; where none is named, the
         # first group stands for it.

@@ -2,8 +2,8 @@
 
 import asyncio
 import importlib.util
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol, TypeGuard
 
 from gateway.http.background_tasks import BackgroundTasks
 from gateway.routing.prefixes.asking import Asker, Prompt
@@ -26,7 +26,10 @@ class PrefixView(Protocol):
 
 
 class PublishedBlocks:
-    """A view from KV cache events. These are of tokens: an upstream that publishes them is asked for the prompt's."""
+    """A view from KV cache events. These are of tokens: an upstream that publishes them is asked for the prompt's.
+
+    Says nothing of a prompt that no upstream holds: it may have other tokens than the upstream told.
+    """
 
     def __init__(self, asker: Asker, blocks: Mapping[str, EngineBlocks]) -> None:
         """`blocks` are those of each upstream that publishes, by its name."""
@@ -41,13 +44,29 @@ class PublishedBlocks:
         }
         # All have the same model, and so the same tokens.
         asked = next((upstream for upstream in upstreams if upstream.name in known), None)
-        reply = await self._asker.ask(asked, _TOKENIZE_PATH, prompt) if asked is not None else None
-        tokens = (reply or {}).get("tokens")
-        if not isinstance(tokens, list) or not tokens or not all(isinstance(token, int) for token in tokens):
+        if asked is None or not _are_of_tokens(prompt, asked, known.values()):
+            return {}
+        tokens = prompt.fields.get("prompt")
+        if not _are_tokens(tokens):
+            tokens = (await self._asker.ask(asked, _TOKENIZE_PATH, prompt) or {}).get("tokens")
+        if not _are_tokens(tokens):
             return {}
         leading = {name: blocks.leading(tokens) for name, blocks in known.items()}
+        if not any(leading.values()):
+            return {}
         # Where events were missed, no block means nothing.
         return {name: count / len(tokens) for name, count in leading.items() if count or known[name].is_whole}
+
+
+def _are_of_tokens(prompt: Prompt, upstream: Upstream, known: Iterable[EngineBlocks]) -> bool:
+    """Whether the blocks of a prompt are those of its tokens alone, without a salt and an adapter."""
+    model = str(prompt.fields.get("model"))
+    adapter = upstream.settings.models.get(model, model)
+    return not prompt.fields.get("cache_salt") and not any(adapter in blocks.adapters for blocks in known)
+
+
+def _are_tokens(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and bool(value) and all(type(token) is int and 0 <= token < 2**32 for token in value)
 
 
 class PrefixViews:

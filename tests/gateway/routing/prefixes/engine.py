@@ -20,12 +20,15 @@ def tokens_of(prompt: str) -> list[int]:
 
 
 class Engine:
-    """A server at `url`; `stored` are the prompts that it holds. `hang` delays every answer while it is set."""
+    """A server at `url`; `stored` are the prompts that it holds, and `fields` what it was asked last. `hang` delays
+    every answer while it is set.
+    """
 
     def __init__(self, has_index: bool) -> None:
         self._has_index = has_index
         self.stored: list[list[int]] = []
         self.asked = 0
+        self.fields: dict[str, Any] = {}
         self.hang = False
         self.url = ""
 
@@ -46,10 +49,10 @@ class Engine:
 
     async def _tokens(self, request: web.Request) -> list[int]:
         self.asked += 1
-        fields = await request.json()
+        self.fields = await request.json()
         if self.hang:
             await asyncio.Event().wait()
-        return tokens_of(fields["prompt"])
+        return tokens_of(self.fields["prompt"])
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         return web.json_response({"tokens": await self._tokens(request)})

@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 import pytest
 import zmq.asyncio
 
@@ -13,6 +15,7 @@ from gateway.http.background_tasks import background_tasks
 from gateway.routing.prefixes.asking import Asker, Prompt
 from gateway.routing.prefixes.engine_index import LOOKUP_PATH, EngineIndex
 from gateway.routing.prefixes.history import PrefixHistory
+from gateway.routing.prefixes.kv_events import EngineBlocks
 from gateway.routing.prefixes.kv_subscription import Subscription
 from gateway.routing.prefixes.shared_history import SharedPrefixHistory
 from gateway.routing.prefixes.views import PrefixViews, PublishedBlocks
@@ -40,6 +43,10 @@ def blocks_of(prompt: str) -> tuple[int, ...]:
     """Numbers of the blocks of a prompt, each of all words up to its end."""
     words = prompt.split()
     return tuple(hash(tuple(words[: end + BLOCK_TOKENS])) % 2**64 for end in range(0, len(words) - 1, BLOCK_TOKENS))
+
+
+def batch(event: Mapping[str, Any]) -> bytes:
+    return msgspec.msgpack.encode([1.0, [event]])
 
 
 def upstream_of(engine: Engine, name: str, pool: ConnectionPool) -> Upstream:
@@ -138,6 +145,54 @@ async def test_a_view_counts_from_the_beginning_only(view: View) -> None:
 async def test_a_view_of_nothing_says_nothing_wrong(view: View) -> None:
     """Before any prompt no upstream is said to hold any."""
     assert not any((await view.shares("one two three four")).values())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": "five six"},
+        {"prompt": "one two", "cache_salt": "tenant"},
+        {"prompt": "one two", "model": "adapter"},
+    ],
+)
+async def test_the_history_counts_where_events_tell_nothing(fields: dict[str, str]) -> None:
+    """None holds the prompt, or its blocks are not those of the tokens alone."""
+    held = EngineBlocks()
+    held.apply(batch({"type": "AllBlocksCleared"}))
+    held.apply(batch(stored(tokens_of("one two three four"))))
+    held.apply(batch(stored(tokens_of("seven eight"), lora_name="adapter")))
+    async with AsyncExitStack() as stack:
+        _, upstreams = await engines(stack, has_index=False)
+        view = PublishedBlocks(Asker(DEADLINE), {"a": held})
+        assert await view.shares(upstreams, Prompt({"prompt": "one two", "model": "chat"})) == {"a": 1.0}
+        assert await view.shares(upstreams, Prompt(fields)) == {}
+
+
+async def test_tokens_in_a_prompt_are_not_asked_for() -> None:
+    """A completion's prompt may be tokens."""
+    held = EngineBlocks()
+    held.apply(batch(stored([1, 2, 3, 4])))
+    async with AsyncExitStack() as stack:
+        servers, upstreams = await engines(stack, has_index=False)
+        view = PublishedBlocks(Asker(DEADLINE), {"a": held})
+        assert await view.shares(upstreams, Prompt({"prompt": [1, 2, 9, 9]})) == {"a": 0.5}
+        assert servers["a"].asked == 0
+        assert await view.shares(upstreams, Prompt({"prompt": [1, 2, 2**70]})) == {}
+
+
+async def test_what_makes_another_prompt_is_asked_with_it() -> None:
+    """Variables of the chat template, and whether the answer is begun."""
+    fields = {
+        "model": "chat",
+        "prompt": "one two",
+        "chat_template_kwargs": {"enable_thinking": False},
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+    }
+    async with AsyncExitStack() as stack:
+        servers, upstreams = await engines(stack, has_index=True)
+        await EngineIndex(Asker(DEADLINE)).shares(upstreams[:1], Prompt({**fields, "temperature": 0.5}))
+        assert servers["a"].fields == fields
 
 
 async def test_an_upstream_that_hangs_is_asked_once() -> None:
