@@ -1,11 +1,11 @@
 """KV cache events of vLLM and SGLang: which blocks of tokens an engine holds.
 
 A message on the ZeroMQ PUB socket has three frames: topic, sequence number (8 bytes, big-endian), and a batch in
-msgpack. A batch is [timestamp, events, …] and an event an array that begins with its name; newer versions of vLLM send
+msgpack. A batch is [timestamp, events, …] and an event an array that begins with its name; newer versions send
 maps with these keys, and the name as `type`:
 
 - BlockStored: block_hashes, parent_block_hash, token_ids (of all these blocks), block_size, lora_id, medium, lora_name,
-  extra_keys (one entry a block), group_idx, kv_cache_spec_kind
+  extra_keys (one entry a block), group_idx, kv_cache_spec_kind; of SGLang also cache_salt, in maps only
 - BlockRemoved: block_hashes, medium, group_idx
 - AllBlocksCleared
 
@@ -115,10 +115,10 @@ class EngineBlocks:
                 if (known := self._chain_of(block, group)) is not None:
                     self._keep(block, place, known)
             return
-        # Blocks of an adapter are not those of the tokens alone.
+        # Blocks of an adapter or with a salt are not those of the tokens alone.
         if adapter := event.get("lora_name"):
             self.adapters.add(adapter)
-        if adapter or event.get("lora_id") is not None:
+        if adapter or event.get("lora_id") is not None or event.get("cache_salt"):
             return
         # Of a model with several kinds of layers the one that sees all tokens tells enough; where none is named, the
         # first group stands for it.
@@ -133,6 +133,8 @@ class EngineBlocks:
             raise ValueError(f"{len(tokens)} tokens for {len(hashes)} blocks of {size}")
         if len(tokens) > size * len(hashes):
             return  # some blocks are left out, and which is not said
+        if isinstance(tokens[0], list):  # with the next token each, for EAGLE
+            tokens = [token for token, _ in tokens]
         self._sizes.add(size)
         extra_keys = event.get("extra_keys") or (None,) * len(hashes)
         chains = _chains(start, array("q", tokens).tobytes(), size)

@@ -57,12 +57,13 @@ def test_a_block_follows_its_parent() -> None:
         {"lora_id": None, "medium": None, "lora_name": "law"},
         {"lora_id": None, "medium": None, "lora_name": None, "extra_keys": [["salt"], None, None]},
         {"lora_id": None, "medium": None, "lora_name": None, "extra_keys": None, "group_idx": 1},
+        {"lora_id": None, "medium": "GPU", "cache_salt": "salt"},
     ],
 )
 def test_blocks_of_more_than_tokens_are_left_out(fields: dict[str, Any]) -> None:
-    """Of an adapter, of a salted cache, of another kind of layers."""
+    """Of an adapter, of another kind of layers, of a cache that vLLM or SGLang salts."""
     blocks = EngineBlocks()
-    blocks.apply(batch(stored(TOKENS, **fields)))
+    blocks.apply(batch(stored(TOKENS, **fields), as_maps="cache_salt" in fields))
     assert len(blocks) == 0
 
 
@@ -96,6 +97,14 @@ def test_blocks_of_another_size_leave_the_others_alone() -> None:
     blocks = EngineBlocks()
     part = stored(TOKENS) | {"block_hashes": [b"part"], "token_ids": [17], "block_size": 1}
     blocks.apply(batch(stored(TOKENS), part | {"parent_block_hash": engine_hash(TOKENS)}))
+    assert blocks.leading(TOKENS) == 6
+
+
+def test_pairs_of_tokens_are_those_of_their_first_ones() -> None:
+    """SGLang tells each token with the next one where it drafts with EAGLE."""
+    blocks = EngineBlocks()
+    pairs = list(zip(TOKENS, [*TOKENS[1:], 17], strict=True))
+    blocks.apply(batch(stored(TOKENS) | {"token_ids": pairs}))
     assert blocks.leading(TOKENS) == 6
 
 
