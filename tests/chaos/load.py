@@ -5,10 +5,11 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
+from types import MappingProxyType
 
 import aiohttp
 
@@ -19,13 +20,16 @@ TOTAL = 8.0
 """Seconds for any answer: the setting `timeouts.total` of the gateways."""
 DEADLINE = 4.0
 """Seconds that some clients give, in x-request-timeout."""
-HASTY = 1.0
+HASTY = 1.3
 """Seconds that others give: too few to ask another upstream when the first one hangs."""
 # For the way through this program and a busy machine.
 SLACK = 1.0
 # An answer that takes longer hangs.
 _HUNG = 30.0
 _HOT_PROMPTS = 6
+_MODEL_FORMS = ("chat", "completions", "messages")
+_MODEL_PROMPTS = 4
+_MODEL_TOKENS = 6
 # So many connections reach both workers, except once in 2 ** 15 runs.
 _GREETINGS = 16
 
@@ -65,6 +69,8 @@ class Ask:
     deadline: float | None = None
     is_hot: bool = False
     is_continued: bool = False
+    is_computed: bool = False
+    """Whether it must not be answered with what is stored."""
     reader: str = "eager"
 
     def __str__(self) -> str:
@@ -93,6 +99,8 @@ class Outcome:
 
 class Load:
     """Clients of these tenants. `take` gets every outcome."""
+
+    _fields: Mapping[str, object] = MappingProxyType({})  # of every request
 
     def __init__(self, tenants: list[Tenant], take: Callable[[Outcome], None], seed: int = 1) -> None:
         self.tenants = tenants
@@ -168,8 +176,8 @@ class Load:
     async def _known(self, session: aiohttp.ClientSession, tenant: Tenant) -> Tenant:
         """The tenant with its digest and a conversation. Every worker has heard of it then, most likely."""
 
-        async def greet(number: int) -> Json:
-            fields = {"model": MODELS[0], "input": f"{self._run} hello {number}"}
+        async def greet(number: int, **fields: str) -> Json:
+            fields = {"model": MODELS[0], "input": f"{self._run} hello {number}", **fields}
             headers = {"Authorization": f"Bearer {tenant.key}"}
             async with session.post(tenant.url + FORMS["responses"].path, json=fields, headers=headers) as response:
                 assert response.status == 200, await response.text()
@@ -177,12 +185,14 @@ class Load:
                 return answer
 
         first, *_ = await asyncio.gather(*map(greet, range(_GREETINGS)))
+        # A response that could not be kept in time is answered all the same.
+        await greet(_GREETINGS, previous_response_id=first["id"])
         text = FORMS["responses"].read_whole(first)
         return replace(tenant, digest=text.partition(":")[0], conversation=first["id"])
 
     async def _asked(self, session: aiohttp.ClientSession, ask: Ask) -> Outcome:
         form = FORMS[ask.form]
-        fields = {"model": ask.model, **form.body(ask.prompt)}
+        fields = {"model": ask.model, **form.body(ask.prompt), **self._fields}
         if form.streams:
             fields["stream"] = ask.stream
         if ask.is_continued:
@@ -190,6 +200,8 @@ class Load:
         headers = {"Authorization": f"Bearer {ask.tenant.key}"}
         if ask.deadline is not None:
             headers["x-request-timeout"] = f"{ask.deadline:g}"
+        if ask.is_computed:
+            headers["Cache-Control"] = "no-store"
         began = time.monotonic()
 
         def outcome(kind: Kind, detail: str = "", status: int = 0, cache: str = "") -> Outcome:
@@ -204,7 +216,7 @@ class Load:
                 if body is None:
                     return outcome(Kind.LEFT)
                 cache = response.headers.get("x-keepgate-cache", "")
-                return outcome(*_judged(ask, form, response.status, body), response.status, cache)
+                return outcome(*self._judged(ask, form, response.status, body), response.status, cache)
         except TimeoutError:
             return outcome(Kind.WRONG, f"no whole answer in {_HUNG:g} s")
         except (aiohttp.ClientError, OSError) as error:
@@ -224,6 +236,73 @@ class Load:
             await asyncio.sleep(0.02)
         return bytes(body)
 
+    def _judged(self, ask: Ask, form: Form, status: int, body: bytes) -> tuple[Kind, str]:
+        """What the answer is, and the code of an error or what is wrong."""
+        try:
+            if status != 200:
+                code, message = form.refused(body)
+                return Kind.REFUSED, f"{status} {code}".strip() + f": {message}"
+            if ask.form == "embeddings":
+                vector = form.read_whole(json.loads(body))
+                is_right = vector == list(vector_of(ask.tenant.digest, ask.model, ask.prompt))
+                return (Kind.RIGHT, "") if is_right else (Kind.WRONG, f"another vector: {vector}")
+            right = self._text_of(ask)
+            if not ask.stream:
+                text = form.read_whole(json.loads(body))
+                return (Kind.RIGHT, "") if text == right else (Kind.WRONG, f"another text: {text[:100]!r}")
+            said = form.said(body)
+        except Malformed as fault:
+            return Kind.WRONG, str(fault)
+        except (ValueError, KeyError, TypeError, IndexError) as fault:
+            return Kind.WRONG, f"{type(fault).__name__} {fault} in {body[:200]!r}"
+        if said.is_whole and said.text == right:
+            return Kind.RIGHT, ""
+        if said.error and right.startswith(said.text):
+            return Kind.TOLD, said.error
+        if not said.is_whole and not said.error:
+            return Kind.WRONG, f"a stream that ends without its end: …{body[-100:]!r}"
+        return Kind.WRONG, f"another text: {said.text[:100]!r}"
+
+    def _text_of(self, ask: Ask) -> str:
+        """The right answer to a question."""
+        return "".join(words_of(ask.tenant.digest, ask.model, ask.prompt))
+
+
+class ModelLoad(Load):
+    """Clients of a real model, whose answers to a few questions are learnt while all is well."""
+
+    _fields = MappingProxyType({"temperature": 0, "max_tokens": _MODEL_TOKENS})
+
+    def __init__(self, tenants: list[Tenant], take: Callable[[Outcome], None], model: str) -> None:
+        super().__init__(tenants, take)
+        self._learnt: dict[tuple[str, str], str] = {}
+        self._asks = [
+            Ask(tenants[0], name, f"{self._run} Count to {number}.", model, stream=False, is_hot=True)
+            for name in _MODEL_FORMS
+            for number in range(_MODEL_PROMPTS)
+        ]
+
+    async def warm_up(self) -> None:
+        """Ask each question once: its answer is stored."""
+        async with _Sessions() as (session, _):
+            for ask in self._asks:
+                await self._asked(session, ask)
+
+    def _next(self) -> Ask:
+        ask, draw = self._random.choice(self._asks), self._random
+        if draw.random() < 0.3:
+            return ask
+        reader = draw.choices(("eager", "leaving"), (0.9, 0.1))[0]
+        return replace(ask, is_hot=False, is_computed=True, stream=draw.random() < 0.5, reader=reader)
+
+    def _judged(self, ask: Ask, form: Form, status: int, body: bytes) -> tuple[Kind, str]:
+        if (ask.form, ask.prompt) not in self._learnt:
+            self._learnt[ask.form, ask.prompt] = form.read_whole(json.loads(body))
+        return super()._judged(ask, form, status, body)
+
+    def _text_of(self, ask: Ask) -> str:
+        return self._learnt[ask.form, ask.prompt]
+
 
 class _Sessions:
     """A client that keeps its connections, and one that opens a connection for each request."""
@@ -239,31 +318,3 @@ class _Sessions:
     async def __aexit__(self, *_: object) -> None:
         for session in self._both:
             await session.close()
-
-
-def _judged(ask: Ask, form: Form, status: int, body: bytes) -> tuple[Kind, str]:
-    """What the answer is, and the code of an error or what is wrong."""
-    try:
-        if status != 200:
-            code, message = form.refused(body)
-            return Kind.REFUSED, f"{status} {code}".strip() + f": {message}"
-        if ask.form == "embeddings":
-            vector = form.read_whole(json.loads(body))
-            is_right = vector == list(vector_of(ask.tenant.digest, ask.model, ask.prompt))
-            return (Kind.RIGHT, "") if is_right else (Kind.WRONG, f"another vector: {vector}")
-        right = "".join(words_of(ask.tenant.digest, ask.model, ask.prompt))
-        if not ask.stream:
-            text = form.read_whole(json.loads(body))
-            return (Kind.RIGHT, "") if text == right else (Kind.WRONG, f"another text: {text[:100]!r}")
-        said = form.said(body)
-    except Malformed as fault:
-        return Kind.WRONG, str(fault)
-    except (ValueError, KeyError, TypeError, IndexError) as fault:
-        return Kind.WRONG, f"{type(fault).__name__} {fault} in {body[:200]!r}"
-    if said.is_whole and said.text == right:
-        return Kind.RIGHT, ""
-    if said.error and right.startswith(said.text):
-        return Kind.TOLD, said.error
-    if not said.is_whole and not said.error:
-        return Kind.WRONG, f"a stream that ends without its end: …{body[-100:]!r}"
-    return Kind.WRONG, f"another text: {said.text[:100]!r}"

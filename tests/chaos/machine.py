@@ -1,4 +1,4 @@
-"""A disk that can be filled, and a clock that can be set, for some processes alone."""
+"""A disk that can be filled, and a clock that can be set, for some processes alone; and who listens on a port."""
 
 import os
 import shutil
@@ -12,6 +12,13 @@ _SOURCE = Path(__file__).with_name("clock_step.c")
 _DISK_SIZE = "64m"
 _FILLING = "filling"
 _BLOCK = bytes(2**16)
+_LISTENS = "0A"  # as /proc/net/tcp says it
+
+
+def listeners(port: int) -> int:
+    """How many sockets listen on this port of 127.0.0.1: each worker has its own."""
+    local = f"0100007F:{port:04X}"
+    return sum(line.split()[1:4:2] == [local, _LISTENS] for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
 
 
 class CannotStage(Exception):

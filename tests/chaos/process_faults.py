@@ -10,6 +10,10 @@ from tests.chaos.stage import Stage
 
 _WORKER = "gateway.processes.worker"
 _SEMANTIC = "cache.semantic.service"
+_BACKEND = "-m backend"
+_READY = "Ready: "
+# What was under way breaks off, and until the backend is there again nobody answers.
+_WITHOUT_BACKEND = frozenset({502, 503})
 
 
 @asynccontextmanager
@@ -38,8 +42,20 @@ async def _semantic_frozen(stage: Stage) -> AsyncIterator[None]:
             os.kill(service, signal.SIGCONT)
 
 
+@asynccontextmanager
+async def _backend_killed(stage: Stage) -> AsyncIterator[None]:
+    (gateway,) = stage.gateways
+    starts = gateway.said.count(_READY)
+    os.kill(gateway.child(_BACKEND), signal.SIGKILL)
+    try:
+        yield
+    finally:
+        await gateway.until_said(_READY, times=starts + 1)
+
+
 FAULTS = (
     Fault("a worker of each gateway: killed", _worker_killed, cut=True),
+    Fault("backend: killed", _backend_killed, refused=_WITHOUT_BACKEND, told=True, setting="backend"),
     Fault("semantic cache: killed", _semantic_killed, setting="semantic"),
     Fault("semantic cache: frozen", _semantic_frozen, setting="semantic"),
 )

@@ -15,19 +15,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from yarl import URL
 
 from tests.cache.valkey import Valkey
 from tests.cache.valkey_cluster import ValkeySentinels, running_sentinels
 from tests.chaos.load import DEADLINE, TOTAL, Tenant
-from tests.chaos.machine import Clock, small_disk
+from tests.chaos.machine import Clock, listeners, small_disk
 from tests.gateway.processes.serving import Serving, serving
+from tests.waiting import until
 
-Setting = Literal["plain", "sentinels", "small disk", "own clock", "semantic", "soak"]
-"""With one Redis; with sentinels; with all data on a small disk; with a clock to set; with the semantic cache; with a
-small Redis that evicts answers.
+Setting = Literal["plain", "sentinels", "small disk", "own clock", "semantic", "backend", "soak"]
+"""With one Redis; with sentinels; with all data on a small disk; with a clock to set; with the semantic cache; with the
+in-repo backend as the only upstream of one gateway; with a small Redis that evicts answers.
 """
 _STARTED_WITHIN = 30.0
 _UPSTREAMS = 3
+_WORKERS = 2
 _STALLED = 1.5
 _TENANTS = 2
 _SMALL_REDIS = ("--appendonly", "no", "--maxmemory", "64mb", "--maxmemory-policy", "volatile-lru")
@@ -86,6 +89,8 @@ class Stage:
     valkey: Valkey | None = None
     sentinels: ValkeySentinels | None = None
     clock: Clock | None = None
+    model: str = ""
+    """The model of the in-repo backend, where that is the upstream."""
 
     @property
     def one(self) -> UpstreamProcess:
@@ -102,6 +107,9 @@ async def open_stage(setting: Setting = "plain") -> AsyncIterator[Stage]:
         state = folder / "state"
         if setting == "small disk":
             stack.enter_context(small_disk(state))
+        if setting == "backend":
+            yield await _with_backend(stack, state)
+            return
         clock = Clock(folder) if setting == "own clock" else None
         upstreams = [UpstreamProcess() for _ in range(_UPSTREAMS)]
         for upstream in upstreams:
@@ -128,6 +136,7 @@ async def open_stage(setting: Setting = "plain") -> AsyncIterator[Stage]:
                     **{**_ENVIRONMENT, **(clock.variables if clock is not None else {})},
                 )
             )
+            await _all_listen(gateway)
             stage.gateways.append(gateway)
             stage.tenants += [
                 Tenant(f"{'key' if has_keys else 'caller'} {number}", gateway.url, key)
@@ -136,10 +145,25 @@ async def open_stage(setting: Setting = "plain") -> AsyncIterator[Stage]:
         yield stage
 
 
+async def _all_listen(gateway: Serving) -> None:
+    """Return when all workers take connections: the first says that it is ready before the others are."""
+    port = URL(gateway.url).port or 0
+    await until(lambda: listeners(port) == _WORKERS, _STARTED_WITHIN)
+
+
+async def _with_backend(stack: AsyncExitStack, state: Path) -> Stage:
+    words = ("--workers", str(_WORKERS), "--model", "default")
+    gateway = await stack.enter_async_context(serving(state, *words, ready=True, **_ENVIRONMENT))
+    await _all_listen(gateway)
+    listed = await gateway.send("GET", "/v1/models")
+    tenants = [Tenant("caller", gateway.url, "sk-one")]
+    return Stage(state, [], [gateway], tenants, model=listed.json["data"][0]["id"])
+
+
 def _settings(upstreams: list[UpstreamProcess], redis: str, has_keys: bool, setting: Setting) -> dict[str, Any]:
     own = {"api_key": "env:CHAOS_UPSTREAM_KEY"} if has_keys else {}
     return {
-        "workers": 2,
+        "workers": _WORKERS,
         "redis": redis,
         "upstreams": [{"url": each.url, "name": f"up{number}", **own} for number, each in enumerate(upstreams)],
         "timeouts": {
@@ -149,7 +173,7 @@ def _settings(upstreams: list[UpstreamProcess], redis: str, has_keys: bool, sett
             "total": TOTAL,
             "shutdown": DEADLINE,
         },
-        "breaker": {"open_for": 1.0},
+        "breaker": {"open_for": 0.5},
         "health": {"interval": 1.0, "deadline": _STALLED},
         "keys": {"required": has_keys},
         "cache": {"memory": "8MiB"},

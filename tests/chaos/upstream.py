@@ -34,7 +34,7 @@ BEHAVIOURS = (
 _NAMESPACE = "x-keepgate-namespace"
 # Idle connections are closed after this time, as servers do while their clients are about to use them again.
 _IDLE_SECONDS = 2.0
-_CHUNK_SECONDS = 0.01
+_CHUNK_SECONDS = 0.005
 _NOISE = b"\x00\xfe{]\n\n<<<>>>\r\n\r\n" * 20
 _STATUSES = {
     "answer 429": (b"429 Too Many Requests", b"Retry-After: 1\r\n"),

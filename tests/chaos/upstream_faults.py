@@ -16,6 +16,8 @@ _OWN = {
     "answer 429 without Retry-After": frozenset({429}),
     "answer 500": frozenset({500}),
 }
+# So long that breakers have opened and been tried; so long that calls to it end, and others have been asked.
+_SHOWS_AFTER, _HANGS_FOR = 0.6, 2.0
 _HANGING = frozenset({"hang before the first byte", "hang after the first byte"})
 # These end streams that have begun.
 _WITHIN_STREAMS = frozenset({"refuse", "hang after the first byte", "cut the stream"})
@@ -59,11 +61,12 @@ FAULTS = (
             _holding(behaviour, all_of_them=False),
             told=behaviour in _WITHIN_STREAMS,
             hangs=behaviour in _HANGING,
+            least=_HANGS_FOR if behaviour in _HANGING else _SHOWS_AFTER,
         )
         for behaviour in BEHAVIOURS[1:]
     ),
     Fault("one upstream: killed", _killed, told=True),
-    Fault("one upstream: frozen", _frozen, told=True, hangs=True),
+    Fault("one upstream: frozen", _frozen, told=True, hangs=True, least=_HANGS_FOR),
     *(
         Fault(
             f"all upstreams: {behaviour}",
@@ -71,6 +74,7 @@ FAULTS = (
             refused=_NOBODY_LEFT | _OWN.get(behaviour, frozenset()),
             told=behaviour in _WITHIN_STREAMS,
             hangs=behaviour in _HANGING,
+            least=_HANGS_FOR if behaviour in _HANGING else _SHOWS_AFTER,
         )
         for behaviour in BEHAVIOURS[1:]
     ),
