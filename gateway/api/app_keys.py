@@ -10,6 +10,7 @@ from gateway.proxy.embeddings import Embeddings
 from gateway.proxy.metering.admissions import Admissions
 from gateway.proxy.semantic_lookup import SemanticLookup
 from gateway.routing.router import Router
+from gateway.routing.switches import StrategySwitches
 from gateway.routing.table import RoutingTable
 from gateway.settings.settings import Settings
 
@@ -17,6 +18,7 @@ SETTINGS = web.AppKey("settings", Settings)
 CACHE = web.AppKey("cache", ExactCache)
 SEMANTIC = web.AppKey("semantic", SemanticLookup)
 ROUTING = web.AppKey("routing", RoutingTable)
+SWITCHES = web.AppKey("switches", StrategySwitches)
 ROUTER = web.AppKey("router", Router)
 PIPELINE = web.AppKey("pipeline", Pipeline)
 EMBEDDINGS = web.AppKey("embeddings", Embeddings)

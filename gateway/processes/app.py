@@ -33,6 +33,7 @@ from gateway.api.app_keys import (
     ROUTER,
     ROUTING,
     SEMANTIC,
+    SWITCHES,
 )
 from gateway.api.batches import BATCHES
 from gateway.api.operator.costs import LEDGER, PRICING
@@ -280,6 +281,7 @@ async def _use(server: HttpServer, settings: Settings, parts: Parts) -> None:
             SEMANTIC: parts.semantic,
             ROUTER: router,
             ROUTING: parts.upstreams.table,
+            SWITCHES: parts.upstreams.switches,
             PIPELINE: pipeline,
             EMBEDDINGS: Embeddings(parts.cache, router, parts.tasks, settings.cache, admissions, accounting),
             CONVERSATIONS: parts.conversations,

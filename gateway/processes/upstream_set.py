@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from cache.errors import StoreUnavailable
 from cache.stores.redis_store import RedisStore
 from gateway.http.background_tasks import BackgroundTasks, background_tasks
 from gateway.routing.prefixes.engine_index import LOOKUP_PATH
@@ -15,6 +16,7 @@ from gateway.routing.prefixes.history import PrefixHistory
 from gateway.routing.prefixes.shared_history import SharedPrefixHistory
 from gateway.routing.prefixes.views import EventFollower, PrefixViews
 from gateway.routing.router import Router, RouterOptions
+from gateway.routing.switches import StrategySwitches
 from gateway.routing.table import RoutingTable, blocks_of_each
 from gateway.settings.settings import Settings
 from gateway.settings.upstreams import UpstreamSettings
@@ -39,9 +41,11 @@ class UpstreamSet:
         history: PrefixHistory,
         mocks: contextlib.AsyncExitStack,
         tasks: BackgroundTasks,
+        redis: RedisStore | None,
     ) -> None:
         self.router = Router(probed=(*PROBED_PATHS, LOOKUP_PATH))
         self.table = RoutingTable(Settings(), history)
+        self.switches = StrategySwitches(self.table, redis)
         self._events = EventFollower(tasks)
         self.views = PrefixViews(self._events.blocks)
         self._connections = connections
@@ -117,7 +121,11 @@ async def open_upstreams(
             store = redis
             tasks.keep(lambda: shared.share(store))
             tasks.keep(lambda: shared.follow(store))
-        upstreams = UpstreamSet(settings, connections, history, mocks, tasks)
+        upstreams = UpstreamSet(settings, connections, history, mocks, tasks, redis)
         await upstreams.apply(settings)
+        if redis is not None:
+            with contextlib.suppress(StoreUnavailable):  # it is read again and again
+                await upstreams.switches.read()
+            tasks.keep(upstreams.switches.follow)
         tasks.keep(upstreams.router.check_forever)
         yield upstreams

@@ -1,7 +1,10 @@
 """Which strategy each model has, changeable while requests are routed."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import msgspec
 
 from gateway.errors import InvalidRequest
 from gateway.routing.models import ModelTable, upstream_name
@@ -16,6 +19,17 @@ _MAX_STRATEGIES = 1024
 """Models that have a strategy object: clients may invent names of models without end."""
 
 
+Source = Literal["settings", "api"]
+"""Where the strategy of a model is from: the settings, or what an operator has set while running."""
+
+
+class Switch(msgspec.Struct, frozen=True):
+    """A strategy that was set while running, in place of what the settings said: once they say another, they count."""
+
+    strategy: StrategyName
+    instead_of: StrategyName
+
+
 class RoutingTable:
     """The models of the settings, and a strategy for each model that is asked for."""
 
@@ -23,19 +37,18 @@ class RoutingTable:
         """Raises SettingsError for names in `routing` that do not go together."""
         self.history = history or PrefixHistory(blocks_of_each(settings))
         self._loaded = LoadedModels()
-        self._switched: dict[str, StrategyName] = {}
+        self._switches: Mapping[str, Switch] = {}
         self._strategies: OrderedDict[str, Strategy] = OrderedDict()
         self._settings = settings.routing
         self.models = ModelTable(settings.routing, settings.servers)
 
     def reload(self, settings: Settings) -> None:
-        """Takes new settings over; strategies that an operator switched become those of the settings again.
+        """Takes new settings over; switches of models for which they name another strategy than before count no more.
 
         Raises SettingsError, and changes nothing then.
         """
         self.models = ModelTable(settings.routing, settings.servers)
         self._settings = settings.routing
-        self._switched.clear()
         self._strategies.clear()
         self.history.resize(blocks_of_each(settings))
         if settings.servers:
@@ -45,9 +58,44 @@ class RoutingTable:
         """The names of the upstreams that a model is restricted to; () for all."""
         return self.models.upstreams(model)
 
+    @property
+    def switches(self) -> Mapping[str, Switch]:
+        """By model; those that count no more as well."""
+        return self._switches
+
+    @switches.setter
+    def switches(self, switches: Mapping[str, Switch]) -> None:
+        for model in {*switches, *self._switches}:
+            if switches.get(model) != self._switches.get(model):
+                self._strategies.pop(model, None)
+        self._switches = switches
+
+    def switch(self, model: str, strategy: str) -> Switch:
+        """A switch of a model's strategy. Raises InvalidRequest for one that there is not, and for too many."""
+        known = next((name for name in STRATEGIES if name == strategy), None)
+        if known is None:
+            raise InvalidRequest(
+                f"'strategy' must be one of {', '.join(STRATEGIES)}, not {strategy[:80]!r}.", param="strategy"
+            )
+        if model not in self._switches and len(self._switches) >= _MAX_STRATEGIES:
+            raise InvalidRequest(
+                f"{_MAX_STRATEGIES} models have been switched; DELETE /v1/routing/MODEL for some of them.",
+                param="model",
+            )
+        return Switch(known, self._name_in_settings(model))
+
+    def source_of(self, model: str) -> Source:
+        """Where the name of a model's strategy is from."""
+        switch = self._switches.get(model)
+        return "api" if switch is not None and switch.instead_of == self._name_in_settings(model) else "settings"
+
     def name_of(self, model: str) -> StrategyName:
         """The name of a model's strategy."""
-        return self._switched.get(model) or self.models.settings(model).strategy or self._settings.strategy
+        is_switched = self.source_of(model) == "api"
+        return self._switches[model].strategy if is_switched else self._name_in_settings(model)
+
+    def _name_in_settings(self, model: str) -> StrategyName:
+        return self.models.settings(model).strategy or self._settings.strategy
 
     def strategy(self, model: str | None) -> Strategy:
         """The strategy of a model; that of requests without one for None."""
@@ -64,21 +112,10 @@ class RoutingTable:
             self._strategies.move_to_end(name)
         return known
 
-    def use(self, model: str, strategy: str) -> None:
-        """Switches a model's strategy until `reload`. Raises InvalidRequest for one that there is not."""
-        known = next((name for name in STRATEGIES if name == strategy), None)
-        if known is None:
-            raise InvalidRequest(
-                f"'strategy' must be one of {', '.join(STRATEGIES)}, not {strategy[:80]!r}.", param="strategy"
-            )
-        if model not in self._switched and len(self._switched) >= _MAX_STRATEGIES:
-            raise InvalidRequest(f"{_MAX_STRATEGIES} models have been switched; reload the settings.", param="model")
-        self._switched[model] = known
-        self._strategies.pop(model, None)
-
     def strategies(self) -> Iterator[tuple[str, StrategyName]]:
         """The models that the settings or an operator mention, each with the name of its strategy."""
-        for model in sorted({*self._settings.models, *self._switched}):
+        switched = {model for model in self._switches if self.source_of(model) == "api"}
+        for model in sorted({*self._settings.models, *switched}):
             yield model, self.name_of(model)
 
 

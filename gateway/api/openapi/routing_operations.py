@@ -3,11 +3,15 @@
 from msgspec import Struct
 
 from gateway.api.openapi.operation import BODY_ERRORS, JSON, Operation
+from gateway.routing.table import Source
 from gateway.settings.upstreams import Strategy
 
 
 class RoutedModel(Struct, kw_only=True):
+    """`source` is where the strategy is from: the settings, or what was set with PUT /v1/routing/{model}."""
+
     strategy: Strategy
+    source: Source
     upstreams: list[str]
 
 
@@ -40,6 +44,7 @@ class StrategyChange(Struct, kw_only=True):
 class ChangedStrategy(Struct, kw_only=True):
     model: str
     strategy: Strategy
+    source: Source
 
 
 ROUTING_OPERATIONS: dict[tuple[str, str], Operation] = {
@@ -52,10 +57,17 @@ ROUTING_OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("PUT", "/v1/routing/{model}"): Operation(
         tag="Routing",
-        summary="Switch the strategy of a model, until the settings are read again",
+        summary="Set the strategy of a model, in all workers and gateways that share Redis",
         body={JSON: StrategyChange},
         answer={JSON: ChangedStrategy},
-        errors=(*BODY_ERRORS, 401, 403),
+        errors=(*BODY_ERRORS, 401, 403, 503),
+        operator=True,
+    ),
+    ("DELETE", "/v1/routing/{model}"): Operation(
+        tag="Routing",
+        summary="Let the settings say the strategy of a model again",
+        answer={JSON: ChangedStrategy},
+        errors=(401, 403, 503),
         operator=True,
     ),
 }

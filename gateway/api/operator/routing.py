@@ -1,4 +1,4 @@
-"""The operator's view of routing: models, strategies and upstreams; and the switch of a strategy."""
+"""The operator's view of routing: models, strategies and upstreams; and strategies that are set while running."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import msgspec
 from aiohttp import web
 
 from gateway.api.access import require_operator
-from gateway.api.app_keys import ROUTER, ROUTING, SETTINGS
+from gateway.api.app_keys import ROUTER, ROUTING, SETTINGS, SWITCHES
 from gateway.errors import InvalidRequest
 from gateway.http.body import read_body
 from gateway.http.json_object import decode_object
@@ -26,7 +26,11 @@ async def describe(request: web.Request) -> web.Response:
             "strategy": routing.name_of(""),
             "strategies": STRATEGIES,
             "models": {
-                model: {"strategy": strategy, "upstreams": routing.models.upstreams(model)}
+                model: {
+                    "strategy": strategy,
+                    "source": routing.source_of(model),
+                    "upstreams": routing.models.upstreams(model),
+                }
                 for model, strategy in routing.strategies()
             },
             "unlisted_models": routing.models.unlisted(router.models),
@@ -37,7 +41,7 @@ async def describe(request: web.Request) -> web.Response:
 
 
 async def switch(request: web.Request) -> web.Response:
-    """PUT /v1/routing/{model} with {"strategy": …}: until the settings are loaded again, in this worker."""
+    """PUT /v1/routing/{model} with {"strategy": …}: in all workers and gateways that share Redis."""
     require_operator(request)
     settings = request.app[SETTINGS]
     fields = decode_object(await read_body(request, settings.max_body, settings.timeouts.client))
@@ -46,9 +50,23 @@ async def switch(request: web.Request) -> web.Response:
         raise InvalidRequest(
             f"The body must be an object with 'strategy', one of {', '.join(STRATEGIES)}.", param="strategy"
         )
-    request.app[ROUTING].use(model, strategy)
+    await request.app[SWITCHES].set(model, strategy)
     audit(request, "routing.switch", model, strategy=strategy)
-    return _json({"model": model, "strategy": strategy})
+    return _strategy(request, model)
+
+
+async def reset(request: web.Request) -> web.Response:
+    """DELETE /v1/routing/{model}: the settings say the model's strategy again; also where they did before."""
+    require_operator(request)
+    model = request.match_info["model"]
+    await request.app[SWITCHES].remove(model)
+    audit(request, "routing.reset", model)
+    return _strategy(request, model)
+
+
+def _strategy(request: web.Request, model: str) -> web.Response:
+    routing = request.app[ROUTING]
+    return _json({"model": model, "strategy": routing.name_of(model), "source": routing.source_of(model)})
 
 
 def _upstream(upstream: Upstream) -> dict[str, Any]:

@@ -7,10 +7,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gateway.api.app_keys import ROUTER, ROUTING, SETTINGS
-from gateway.api.operator.routing import describe, switch
+from gateway.api.app_keys import ROUTER, ROUTING, SETTINGS, SWITCHES
+from gateway.api.operator.routing import describe, reset, switch
 from gateway.http.middleware import answering_errors
 from gateway.routing.router import Router
+from gateway.routing.switches import StrategySwitches
 from gateway.routing.table import RoutingTable
 from gateway.settings.fields import Secret
 from gateway.settings.settings import Settings
@@ -36,9 +37,11 @@ async def url() -> AsyncIterator[str]:
         )
         application[SETTINGS] = settings
         application[AUDIT] = AuditLog(settings)
-        application[ROUTING] = RoutingTable(settings)
+        table = application[ROUTING] = RoutingTable(settings)
+        application[SWITCHES] = StrategySwitches(table, None)
         application[ROUTER] = Router(Upstream(servers[0].url, pool, settings.timeouts, settings=servers[0]))
-        application.add_routes([web.get("/v1/routing", describe), web.put("/v1/routing/{model:.+}", switch)])
+        one = "/v1/routing/{model:.+}"
+        application.add_routes([web.get("/v1/routing", describe), web.put(one, switch), web.delete(one, reset)])
         runner = web.AppRunner(application)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
@@ -50,15 +53,26 @@ async def test_a_strategy_is_switched_and_shown(url: str) -> None:
     """A model's name may have a slash; what was switched is shown with what the settings say."""
     async with aiohttp.ClientSession(headers=KEY) as session:
         async with session.put(f"{url}/org/model", json={"strategy": "prefix-aware"}) as switched:
-            assert await switched.json() == {"model": "org/model", "strategy": "prefix-aware"}
+            assert await switched.json() == {"model": "org/model", "strategy": "prefix-aware", "source": "api"}
         async with session.get(url) as shown:
             told = await shown.json()
     assert told["models"] == {
-        "chat": {"strategy": "round-robin", "upstreams": ["one"]},
-        "org/model": {"strategy": "prefix-aware", "upstreams": []},
+        "chat": {"strategy": "round-robin", "source": "settings", "upstreams": ["one"]},
+        "org/model": {"strategy": "prefix-aware", "source": "api", "upstreams": []},
     }
     assert told["unlisted_models"] == ["spare"]
     assert [upstream["name"] for upstream in told["upstreams"]] == ["one"]
+
+
+async def test_a_switch_is_undone(url: str) -> None:
+    """The settings say the strategy again; undoing it twice is no error."""
+    async with aiohttp.ClientSession(headers=KEY) as session:
+        async with session.put(f"{url}/chat", json={"strategy": "weighted"}) as switched:
+            assert (await switched.json())["source"] == "api"
+        for _ in range(2):
+            async with session.delete(f"{url}/chat") as undone:
+                assert undone.status == 200
+                assert await undone.json() == {"model": "chat", "strategy": "round-robin", "source": "settings"}
 
 
 @pytest.mark.parametrize("body", [{}, {"strategy": 1}, {"strategy": "best"}, {"strategy": "weighted", "x": 1}])
@@ -77,4 +91,6 @@ async def test_only_the_operator_may(url: str) -> None:
         async with session.get(url) as refused:
             assert refused.status == 401
         async with session.put(f"{url}/m", json={"strategy": "weighted"}) as refused:
+            assert refused.status == 401
+        async with session.delete(f"{url}/m") as refused:
             assert refused.status == 401

@@ -122,26 +122,31 @@ def routing_table(**routing: Any) -> RoutingTable:
 
 
 def test_a_strategy_is_switched_while_running() -> None:
-    """It holds for its model alone, until the settings are loaded again."""
+    """It holds for its model alone, for as long as the settings say what they said when it was switched."""
     routing = routing_table(models={"m": {}})
     assert isinstance(routing.strategy("m"), LeastConnections)
     assert routing.strategy("m") is routing.strategy("m")
-    routing.use("m", "round-robin")
+    routing.switches = {"m": routing.switch("m", "round-robin")}
     assert isinstance(routing.strategy("m"), RoundRobin)
     assert isinstance(routing.strategy("n"), LeastConnections)
     assert isinstance(routing.strategy(None), LeastConnections)
     assert list(routing.strategies()) == [("m", "round-robin")]
     routing.reload(Settings())
-    assert isinstance(routing.strategy("m"), LeastConnections)
+    assert (routing.name_of("m"), routing.source_of("m")) == ("round-robin", "api")
+    routing.reload(Settings(routing=msgspec.convert({"models": {"m": {"strategy": "weighted"}}}, RoutingSettings)))
+    assert (routing.name_of("m"), routing.source_of("m")) == ("weighted", "settings")
     with pytest.raises(InvalidRequest, match="one of least-connections"):
-        routing.use("m", "fastest")
+        routing.switch("m", "fastest")
+    routing.switches = {}
+    routing.reload(Settings())
+    assert isinstance(routing.strategy("m"), LeastConnections)
 
 
 def test_settings_that_are_refused_change_nothing() -> None:
     """A reload that fails leaves the strategies that were switched."""
     routing = routing_table()
-    routing.use("m", "round-robin")
-    bad = msgspec.convert({"aliases": {"a": "a"}}, RoutingSettings)
+    routing.switches = {"m": routing.switch("m", "round-robin")}
+    bad = msgspec.convert({"aliases": {"a": "a"}, "strategy": "weighted"}, RoutingSettings)
     with pytest.raises(SettingsError):
         routing.reload(Settings(routing=bad))
     assert routing.name_of("m") == "round-robin"
