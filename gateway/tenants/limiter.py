@@ -29,9 +29,9 @@ from gateway.tenants.virtual_key import VirtualKey
 log = logging.getLogger(__name__)
 
 _WORKERS = "keepgate:workers"
-_DEADLINE = 0.05
-_SECOND_DEADLINE = 0.2
-_PROBE_SECONDS = 0.1
+# Of an admission and of its repetitions while Redis is not away.
+_DEADLINES = (0.05, 0.2, 1.0)
+_PROBE_SECONDS = 0.25
 # More at once would only delay each other, and look like a slow Redis.
 _TURNS = 8
 _BACKGROUND_DEADLINE = 2.0
@@ -196,26 +196,33 @@ class Limiter:
         return reply
 
     async def _run_admit(self, redis: RedisStore, keys: list[str], arguments: tuple[str | int, ...]) -> list[int]:
-        try:
-            reply: list[int] = await run_script(redis, "admit", keys, arguments, _DEADLINE)
-        except StoreUnavailable:
-            if await self._is_away(redis):
-                raise
-            # A busy process was late, or its connections were taken: that must not suspend limits.
-            reply = await run_script(redis, "admit", keys, arguments, _SECOND_DEADLINE)
-        return reply
+        for deadline in _DEADLINES:
+            try:
+                reply: list[int] = await run_script(redis, "admit", keys, arguments, deadline)
+                return reply
+            except StoreUnavailable as error:
+                # A busy process was late, or its connections were taken: that must not suspend limits.
+                failure = error
+                if await self._is_away(redis):
+                    break
+        raise failure
 
     async def _is_away(self, redis: RedisStore) -> bool:
         """Whether Redis is away: the breaker is open, and has been for longer than a probe takes."""
         loop = asyncio.get_running_loop()
-        if redis.breaker.times_opened != self._outage:
-            self._outage, self._outage_since = redis.breaker.times_opened, loop.time()
-        try:
-            async with asyncio.timeout_at(self._outage_since + _PROBE_SECONDS):
-                await redis.breaker.wait_closed()
-        except TimeoutError:
-            return True
-        return False
+        while True:
+            if redis.breaker.times_opened != self._outage:
+                self._outage, self._outage_since = redis.breaker.times_opened, loop.time()
+            due = self._outage_since + _PROBE_SECONDS
+            is_early = loop.time() < due
+            try:
+                async with asyncio.timeout_at(due):
+                    await redis.breaker.wait_closed()
+                return False
+            except TimeoutError:
+                if not is_early or loop.time() < due + _PROBE_SECONDS:
+                    return True
+                self._outage_since = loop.time()  # this process was held up: so was the probe
 
     def _refused(self, usage: Usage, reply: list[int]) -> Refusal:
         number, which, wait, used = reply
