@@ -9,10 +9,11 @@ same answer is therefore always seen, and nothing is computed twice.
 from aiohttp import web
 
 from cache.entries.key import Key
-from cache.entries.outcomes import Bypass, Hit
+from cache.entries.outcomes import Bypass, Hit, Outcome
 from cache.semantic.messages import LookupHit
-from gateway.errors import NotCached, UpstreamError
+from gateway.errors import DeadlineExceeded, NotCached, UpstreamError
 from gateway.proxy.deadlines import deadline_in
+from gateway.proxy.flight import Flight
 from gateway.proxy.inference_request import InferenceRequest
 from gateway.proxy.lookup import REGENERATE, Lookup
 from gateway.proxy.metering.accounting import Accounting
@@ -20,9 +21,20 @@ from gateway.proxy.metering.admissions import Admissions
 from gateway.proxy.metering.records import describe_flight, describe_request
 from gateway.proxy.relay import Relay
 from gateway.proxy.replay import Replay
-from gateway.proxy.semantic_lookup import NO_QUERY, SemanticLookup
+from gateway.proxy.semantic_lookup import NO_QUERY, SemanticLookup, SemanticQuery
 from gateway.proxy.single_flight import SingleFlight
 from gateway.telemetry.record import RECORD
+
+_OK = 200
+
+
+class _JoinedBroke(Exception):
+    """The flight of another client broke off within its answer, of which nothing has been sent to this one."""
+
+
+def _is_broken_by(flight: Flight, error: UpstreamError) -> bool:
+    """Whether the flight ended with this error, and not since its time was over."""
+    return error is flight.error and not isinstance(error, DeadlineExceeded)
 
 
 class Pipeline:
@@ -70,6 +82,24 @@ class Pipeline:
             if finished := self._lookup.finished(inference, key, outcome):
                 return await self._serve_exact_hit(request, inference, key, finished)
             raise NotCached("The answer is not in the cache, and the request says only-if-cached.")
+        try:
+            return await self._answer_miss(request, inference, key, outcome, query, deadline)
+        except _JoinedBroke:
+            return await self._answer_miss(request, inference, key, outcome, query, deadline, is_again=True)
+
+    async def _answer_miss(
+        self,
+        request: web.BaseRequest,
+        inference: InferenceRequest,
+        key: Key,
+        outcome: Outcome,
+        query: SemanticQuery,
+        deadline: float | None,
+        *,
+        is_again: bool = False,
+    ) -> web.StreamResponse:
+        """The response to what is not stored. Raises _JoinedBroke once, if another flight may still answer."""
+        record = request[RECORD]
         async with self._admissions.miss(inference) as admission:
             if finished := self._lookup.finished(inference, key, outcome):
                 admission.settle(0, 0)
@@ -80,9 +110,11 @@ class Pipeline:
                     return await self._relay.answer(
                         request, inference, key, outcome, query, subscriber, joined, admission.headers
                     )
-                except UpstreamError:
+                except UpstreamError as error:
                     if stale_if_error_hit := self._lookup.stale_if_error_hit(inference, outcome):
                         return await self._replay.answer(request, inference, stale_if_error_hit, "stale-if-error")
+                    if joined and not is_again and flight.status == _OK and _is_broken_by(flight, error):
+                        raise _JoinedBroke from error
                     raise
                 finally:
                     if joined:

@@ -13,6 +13,7 @@ from gateway.upstreams.mock import Reply
 from tests.gateway.client import DEADLINE, Answer, Client, assemble, chat
 from tests.gateway.conftest import Stage
 from tests.gateway.raw_upstream import CHUNKED_EVENT_STREAM, EVENT_STREAM, Connection, chunked, json_reply
+from tests.gateway.routing.failing_upstreams import first, named, resets
 from tests.gateway.wire import request_bytes, wire
 from tests.waiting import until_steady
 
@@ -440,19 +441,40 @@ async def test_a_stream_that_breaks_off_ends_in_an_error_event(stage: Stage) -> 
 
 
 async def test_a_plain_follower_of_a_stream_that_breaks_off_gets_502(stage: Stage) -> None:
-    """A plain follower of a stream that breaks off gets 502 and no cut answer."""
+    """A plain follower of a stream that breaks off gets 502 and no cut answer if the next call breaks too."""
     live = Live()
-    client = await stage.gateway(await stage.raw(live.converse))
+    raw = await stage.raw(live.converse)
+    client = await stage.gateway(raw)
     await live.say(*word_events(WORDS)[:5])
     async with client.stream(chat(stream=True)) as leader:
         await leader.event()
         before = await client.figure("collapsed_requests_total")
         follower = asyncio.create_task(client.post(chat()))
         await client.until("collapsed_requests_total", before + 1)
+        raw.conversation = resets
         await live.say(None)
         answer = await follower
 
-    assert (answer.status, answer.error["code"]) == (502, "upstream_cut")
+    assert (answer.status, answer.error["code"], len(raw.connections)) == (502, "upstream_cut", 2)
+
+
+async def test_a_plain_follower_of_a_stream_that_breaks_off_is_answered_by_another_call(stage: Stage) -> None:
+    """Nothing of the stream has been sent to it, so another upstream can answer."""
+    live, well = Live(), await stage.mock(Reply(text="whole"))
+    raw = await stage.raw(live.converse)
+    client = await stage.gateway(named(raw.url, "bad"), named(well.url, "well"), routing=first("bad"))
+    await client.gateway.router.refresh()
+    await live.say(*word_events(WORDS)[:5])
+    async with client.stream(chat(stream=True)) as leader:
+        await leader.event()
+        before = await client.figure("collapsed_requests_total")
+        follower = asyncio.create_task(client.post(chat()))
+        await client.until("collapsed_requests_total", before + 1)
+        client.gateway.router.upstreams[0].is_healthy = False
+        await live.say(None)
+        answer = await follower
+
+    assert (answer.status, answer.text) == (200, "whole")
 
 
 async def test_a_stream_of_an_incomplete_plain_answer_gets_an_error(stage: Stage) -> None:
