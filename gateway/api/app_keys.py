@@ -9,6 +9,7 @@ from gateway.proxy.conversations import ConversationKeeper
 from gateway.proxy.embeddings import Embeddings
 from gateway.proxy.metering.admissions import Admissions
 from gateway.proxy.semantic_lookup import SemanticLookup
+from gateway.routing.prefixes.views import PrefixViews
 from gateway.routing.router import Router
 from gateway.routing.switches import StrategySwitches
 from gateway.routing.table import RoutingTable
@@ -19,6 +20,7 @@ CACHE = web.AppKey("cache", ExactCache)
 SEMANTIC = web.AppKey("semantic", SemanticLookup)
 ROUTING = web.AppKey("routing", RoutingTable)
 SWITCHES = web.AppKey("switches", StrategySwitches)
+VIEWS = web.AppKey("views", PrefixViews)
 ROUTER = web.AppKey("router", Router)
 PIPELINE = web.AppKey("pipeline", Pipeline)
 EMBEDDINGS = web.AppKey("embeddings", Embeddings)

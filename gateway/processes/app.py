@@ -34,6 +34,7 @@ from gateway.api.app_keys import (
     ROUTING,
     SEMANTIC,
     SWITCHES,
+    VIEWS,
 )
 from gateway.api.batches import BATCHES
 from gateway.api.operator.costs import LEDGER, PRICING
@@ -281,6 +282,7 @@ async def _use(server: HttpServer, settings: Settings, parts: Parts) -> None:
             SEMANTIC: parts.semantic,
             ROUTER: router,
             ROUTING: parts.upstreams.table,
+            VIEWS: parts.upstreams.views,
             SWITCHES: parts.upstreams.switches,
             PIPELINE: pipeline,
             EMBEDDINGS: Embeddings(parts.cache, router, parts.tasks, settings.cache, admissions, accounting),

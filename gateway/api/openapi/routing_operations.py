@@ -16,7 +16,9 @@ class RoutedModel(Struct, kw_only=True):
 
 
 class RoutedUpstream(Struct, kw_only=True):
-    """`latency` is in seconds until an answer begins; null while nothing is known."""
+    """`latency` is in seconds until an answer begins; null while nothing is known. `kv_blocks` are those that it holds
+    by its KV cache events, as far as this worker knows; null without `kv_events`.
+    """
 
     name: str
     state: str
@@ -24,6 +26,7 @@ class RoutedUpstream(Struct, kw_only=True):
     in_flight: int
     latency: float | None
     models: list[str] | None
+    kv_blocks: int | None
 
 
 class Routing(Struct, kw_only=True):

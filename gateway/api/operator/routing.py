@@ -6,7 +6,7 @@ import msgspec
 from aiohttp import web
 
 from gateway.api.access import require_operator
-from gateway.api.app_keys import ROUTER, ROUTING, SETTINGS, SWITCHES
+from gateway.api.app_keys import ROUTER, ROUTING, SETTINGS, SWITCHES, VIEWS
 from gateway.errors import InvalidRequest
 from gateway.http.body import read_body
 from gateway.http.json_object import decode_object
@@ -20,7 +20,7 @@ _encode = msgspec.json.Encoder().encode
 async def describe(request: web.Request) -> web.Response:
     """GET /v1/routing: each model's strategy and upstreams, and the state of each upstream."""
     require_operator(request)
-    routing, router = request.app[ROUTING], request.app[ROUTER]
+    routing, router, views = request.app[ROUTING], request.app[ROUTER], request.app[VIEWS]
     return _json(
         {
             "strategy": routing.name_of(""),
@@ -35,7 +35,9 @@ async def describe(request: web.Request) -> web.Response:
             },
             "unlisted_models": routing.models.unlisted(router.models),
             "remembered_blocks": len(routing.history),
-            "upstreams": [_upstream(upstream) for upstream in router.upstreams],
+            "upstreams": [
+                {**_upstream(upstream), "kv_blocks": views.published(upstream.name)} for upstream in router.upstreams
+            ],
         }
     )
 

@@ -83,6 +83,11 @@ class PrefixViews:
         """Whether asking can be of use: some upstream has an index or publishes events."""
         return any(LOOKUP_PATH in upstream.has or upstream.name in self._published for upstream in upstreams)
 
+    def published(self, upstream: str) -> int | None:
+        """How many blocks an upstream is known to hold by its KV cache events; None where it is to publish none."""
+        blocks = self._published.get(upstream)
+        return None if blocks is None else len(blocks)
+
     async def held(self, upstreams: Sequence[Upstream], prompt: Prompt) -> Mapping[str, float]:
         """For `RouteRequest.held`, within 20 ms. What events say counts before what an index says."""
         if not self.may_know(upstreams):

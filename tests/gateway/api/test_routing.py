@@ -4,12 +4,15 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 
-from gateway.api.app_keys import ROUTER, ROUTING, SETTINGS, SWITCHES
+from gateway.api.app_keys import ROUTER, ROUTING, SETTINGS, SWITCHES, VIEWS
 from gateway.api.operator.routing import describe, reset, switch
 from gateway.http.middleware import answering_errors
+from gateway.routing.prefixes.kv_events import EngineBlocks
+from gateway.routing.prefixes.views import PrefixViews
 from gateway.routing.router import Router
 from gateway.routing.switches import StrategySwitches
 from gateway.routing.table import RoutingTable
@@ -20,6 +23,7 @@ from gateway.surfaces.registry import error_response, form_of
 from gateway.telemetry.audit import AUDIT, AuditLog
 from gateway.upstreams.connection import open_connections
 from gateway.upstreams.upstream import Upstream
+from tests.gateway.routing.prefixes.engine import stored
 
 KEY = {"x-keepgate-admin-key": "operator"}
 
@@ -39,6 +43,9 @@ async def url() -> AsyncIterator[str]:
         application[AUDIT] = AuditLog(settings)
         table = application[ROUTING] = RoutingTable(settings)
         application[SWITCHES] = StrategySwitches(table, None)
+        blocks = EngineBlocks()
+        blocks.apply(msgspec.msgpack.encode([1.0, [stored([1, 2, 3, 4])]]))
+        application[VIEWS] = PrefixViews({"one": blocks})
         application[ROUTER] = Router(Upstream(servers[0].url, pool, settings.timeouts, settings=servers[0]))
         one = "/v1/routing/{model:.+}"
         application.add_routes([web.get("/v1/routing", describe), web.put(one, switch), web.delete(one, reset)])
@@ -61,7 +68,7 @@ async def test_a_strategy_is_switched_and_shown(url: str) -> None:
         "org/model": {"strategy": "prefix-aware", "source": "api", "upstreams": []},
     }
     assert told["unlisted_models"] == ["spare"]
-    assert [upstream["name"] for upstream in told["upstreams"]] == ["one"]
+    assert [(upstream["name"], upstream["kv_blocks"]) for upstream in told["upstreams"]] == [("one", 2)]
 
 
 async def test_a_switch_is_undone(url: str) -> None:
