@@ -22,8 +22,8 @@ from tests.waiting import until
 
 RECOVERY = 10.0
 """Seconds within which all must be well again."""
-_RIGHT_IN_A_ROW = 40
-_UNDISTURBED = 0.5
+_RIGHT_IN_A_ROW = 30
+_UNDISTURBED = 0.3
 _SHOWN_PROBLEMS = 8
 # As many as a model answers in time on two cores.
 _MODEL_CLIENTS = 4

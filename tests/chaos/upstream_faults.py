@@ -19,6 +19,8 @@ _OWN = {
 # So long that breakers have opened and been tried; so long that calls to it end, and others have been asked.
 _SHOWS_AFTER, _HANGS_FOR = 0.6, 2.0
 _HANGING = frozenset({"hang before the first byte", "hang after the first byte"})
+# All that have not worked on a request are asked again after pauses, which take most of what a hasty client has.
+_ASKED_AGAIN = frozenset({"refuse", "answer 429", "answer 429 without Retry-After", "answer 503"})
 # These end streams that have begun.
 _WITHIN_STREAMS = frozenset({"refuse", "hang after the first byte", "cut the stream"})
 
@@ -73,7 +75,7 @@ FAULTS = (
             _holding(behaviour, all_of_them=True),
             refused=_NOBODY_LEFT | _OWN.get(behaviour, frozenset()),
             told=behaviour in _WITHIN_STREAMS,
-            hangs=behaviour in _HANGING,
+            hangs=behaviour in _HANGING | _ASKED_AGAIN,
             least=_HANGS_FOR if behaviour in _HANGING else _SHOWS_AFTER,
         )
         for behaviour in BEHAVIOURS[1:]
