@@ -5,7 +5,7 @@ before this module is imported.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
@@ -40,6 +40,14 @@ collapsed = _counter("collapsed_requests", "Requests that shared the upstream ca
 stored = _counter("stored_answers", "Answers kept.")
 not_stored = _counter("unstorable_answers", "Answers not kept.", "reason")
 store_failures = _counter("store_failures", "Answers that a tier did not take.", "tier")
+memory_evictions = _counter("memory_evictions", "Entries evicted from the memory tier.")
+redis_writes_dropped = _counter("redis_writes_dropped", "Writes of answers that Redis did not take.")
+redis_unreadable = _counter(
+    "redis_unreadable",
+    "Records of Redis that count as misses: damaged ones, and those that no key decrypts.",
+    "record",
+    "reason",
+)
 upstream_tokens = _counter("upstream_tokens", "Tokens that upstreams reported for computed answers.", "kind")
 upstream_prompt_tokens = _counter(
     "upstream_prompt_tokens", "Prompt tokens of answers whose upstream reports cached prompt tokens.", "upstream"
@@ -72,7 +80,6 @@ def _gauge(name: str, text: str, *labels: str) -> Gauge:
 
 memory_entries = _gauge("memory_entries", "Entries in the memory tier.")
 memory_bytes = _gauge("memory_bytes", "Bytes in the memory tier.")
-memory_evictions = _gauge("memory_evictions", "Entries evicted from the memory tier since the start.")
 redis_available = _gauge("redis_available", "Workers whose breaker to Redis is closed.")
 requests_in_flight = _gauge("requests_in_flight", "Requests that have arrived and are not answered yet.")
 flights = _gauge("flights", "Running upstream calls that may be joined.")
@@ -187,14 +194,15 @@ engine_cost = Gauge(
 
 
 class BoundedLabel:
-    """The values of a label, the first hundred as they are and all later ones as "other": each is a series for good."""
+    """The values of a label, the first hundred as they are and later ones as "other": each is a series for good."""
 
     def __init__(self, limit: int = 100) -> None:
         self._limit = limit
         self._known: set[str] = set()
 
-    def of(self, value: str) -> str:
-        if value in self._known:
+    def of(self, value: str, listed: Collection[str] = ()) -> str:
+        """`listed` values are as they are in any case: others, which clients may invent, take no place of theirs."""
+        if value in listed or value in self._known:
             return value
         if len(self._known) >= self._limit:
             return "other"

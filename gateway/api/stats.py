@@ -4,8 +4,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from prometheus_client import Counter
+
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
+from cache.stores.conversations import Conversations
 from gateway import metrics
 from gateway.costs.pricing import Pricing
 from gateway.proxy.flight import FlightTable
@@ -22,7 +25,7 @@ async def collect(cache: ExactCache, semantic: SemanticLookup) -> dict[str, Any]
         **_tier(totals, "memory"),
         "entries": int(totals.sum("memory_entries", total=False)),
         "bytes": int(totals.sum("memory_bytes", total=False)),
-        "evictions": int(totals.sum("memory_evictions", total=False)),
+        "evictions": int(totals.sum("memory_evictions")),
     }
     asked = sum(kinds.values()) - kinds["bypass"]
     exact = {
@@ -37,7 +40,12 @@ async def collect(cache: ExactCache, semantic: SemanticLookup) -> dict[str, Any]
         "tiers": {"memory": memory},
     }
     if cache.redis is not None:
-        exact["tiers"]["redis"] = redis = {**_tier(totals, "redis"), **await _redis_usage(cache)}
+        exact["tiers"]["redis"] = redis = {
+            **_tier(totals, "redis"),
+            **await _redis_usage(cache),
+            "writes_dropped": int(totals.sum("redis_writes_dropped")),
+            **_unreadable(totals, "entry"),
+        }
         if redis["entries"] is not None:
             exact["entries"], exact["bytes"] = redis["entries"], redis["bytes"]
     layers = {
@@ -52,7 +60,14 @@ async def collect(cache: ExactCache, semantic: SemanticLookup) -> dict[str, Any]
         "saved": _saved(totals),
         "layers": layers,
         "prefix": _prefill(totals),
+        "conversations": _unreadable(totals, "conversation"),
     }
+
+
+def _unreadable(totals: "_Totals", record: str) -> dict[str, int]:
+    """How many records of a kind could not be read, by the reason."""
+    reasons = ("undecryptable", "corrupt")
+    return {reason: int(totals.sum("redis_unreadable", {"record": record, "reason": reason})) for reason in reasons}
 
 
 def _prefill(totals: "_Totals") -> dict[str, Any]:
@@ -133,10 +148,19 @@ def _rate(hits: float, others: float) -> float:
 
 
 class GaugeUpdater:
-    """Copies the present state of the cache and the flights into the metrics."""
+    """Copies the present state of the stores and the flights into the metrics."""
 
-    def __init__(self, cache: ExactCache, flights: FlightTable, hits: metrics.HitCounter, requests: RequestLog) -> None:
+    def __init__(
+        self,
+        cache: ExactCache,
+        conversations: Conversations,
+        flights: FlightTable,
+        hits: metrics.HitCounter,
+        requests: RequestLog,
+    ) -> None:
         self._cache = cache
+        self._conversations = conversations
+        self._counted: dict[Counter, int] = {}
         self._flights = flights
         self._hits = hits
         self._requests = requests
@@ -151,6 +175,19 @@ class GaugeUpdater:
         memory, redis = self._cache.memory, self._cache.redis
         metrics.memory_entries.set(len(memory))
         metrics.memory_bytes.set(memory.size)
-        metrics.memory_evictions.set(memory.evictions)
+        self._count(metrics.memory_evictions, memory.evictions)
+        self._count_unreadable("conversation", self._conversations.undecryptable, self._conversations.corrupt_records)
+        if redis is not None:
+            self._count(metrics.redis_writes_dropped, redis.writes_dropped)
+            self._count_unreadable("entry", redis.undecryptable, redis.corrupt_entries)
         metrics.redis_available.set(redis is not None and not redis.breaker.is_open)
         metrics.flights.set(len(self._flights))
+
+    def _count_unreadable(self, record: str, undecryptable: int, corrupt: int) -> None:
+        self._count(metrics.redis_unreadable.labels(record, "undecryptable"), undecryptable)
+        self._count(metrics.redis_unreadable.labels(record, "corrupt"), corrupt)
+
+    def _count(self, counter: Counter, total: int) -> None:
+        """Bring a counter forward by what a store's own has grown."""
+        counter.inc(total - self._counted.get(counter, 0))
+        self._counted[counter] = total

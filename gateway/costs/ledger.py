@@ -11,7 +11,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -82,6 +82,8 @@ class Ledger:
         self._batches = 0
         self._unsent: _Batch | None = None
         self._flushing = asyncio.Lock()
+        self.listed_models: Callable[[], Collection[str]] = frozenset
+        """Those that upstreams list, which have a series of their own in the metrics."""
         self._models = metrics.BoundedLabel()
         self._teams = metrics.BoundedLabel()
         self._is_failing = False
@@ -127,16 +129,19 @@ class Ledger:
         """Bring what was counted into the totals of its hour and into the metrics."""
         groups, self._groups = self._groups, {}
         hour = int(self._clock()) // HOUR
+        listed = self.listed_models()
         for names, counts in groups.items():
             group = Group(*(name[:_MAX_NAME] for name in names))
-            self._count(group, counts)
+            self._count(group, counts, listed)
             counts[_COST], counts[_SAVING] = (round(counts[place] * _NANO) for place in (_COST, _SAVING))
             self._add(hour, group, counts)
         for old in [known for known in self._hours if known < hour - self._keep // HOUR - 1]:
             self._size -= len(self._hours.pop(old))
 
-    def _count(self, group: Group, counts: list[Any]) -> None:
-        model, team = self._models.of(group.model), self._teams.of(group.team)
+    def _count(self, group: Group, counts: list[Any], listed: Collection[str]) -> None:
+        if not counts[_COST] and not counts[_SAVING]:
+            return  # names without a price, which clients may invent, make no series
+        model, team = self._models.of(group.model, listed), self._teams.of(group.team)
         metrics.cost_dollars.labels(model, group.layer).inc(counts[_COST])
         metrics.saved_dollars.labels(model, group.layer).inc(counts[_SAVING])
         metrics.team_cost_dollars.labels(team).inc(counts[_COST])

@@ -213,6 +213,8 @@ async def _open_parts(settings: Settings, semantic_socket: Path | None) -> Async
         flights = FlightTable(tasks)
         hits = HitCounter()
         requests = RequestLog(settings.log, tracing)
+        conversations = Conversations(redis, settings.responses_ttl)
+        ledger.listed_models = lambda: upstreams.router.models
         parts = Parts(
             redis_url=redis_url,
             cache=cache,
@@ -220,11 +222,11 @@ async def _open_parts(settings: Settings, semantic_socket: Path | None) -> Async
             connections=connections,
             upstreams=upstreams,
             flights=flights,
-            conversations=ConversationKeeper(Conversations(redis, settings.responses_ttl)),
+            conversations=ConversationKeeper(conversations),
             batches=BatchStore(settings.state_path(), settings.batches.max_file),
             tasks=tasks,
             hits=hits,
-            gauges=GaugeUpdater(cache, flights, hits, requests),
+            gauges=GaugeUpdater(cache, conversations, flights, hits, requests),
             callers=Callers(redis, settings),
             limiter=limiter,
             registry=None if redis is None else KeyRegistry(redis),

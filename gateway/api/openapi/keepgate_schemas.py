@@ -119,8 +119,15 @@ class Saved(Struct, kw_only=True):
     seconds: Annotated[float, Meta(ge=0)]
 
 
-class TierFigures(Struct, kw_only=True):
-    """`entries` and `bytes` are null while the shared store does not answer."""
+class UnreadableRecords(Struct, kw_only=True):
+    """Records of Redis that count as misses: those that no key decrypts, and damaged ones."""
+
+    undecryptable: Count | UnsetType = UNSET
+    corrupt: Count | UnsetType = UNSET
+
+
+class TierFigures(UnreadableRecords, kw_only=True):
+    """`entries` and `bytes` are null while the shared store does not answer. `writes_dropped` were not taken by it."""
 
     hits: Count
     misses: Count
@@ -130,6 +137,7 @@ class TierFigures(Struct, kw_only=True):
     bytes: Count | None
     evictions: Count | UnsetType = UNSET
     available: bool | UnsetType = UNSET
+    writes_dropped: Count | UnsetType = UNSET
 
 
 class Tiers(Struct, kw_only=True):
@@ -189,6 +197,7 @@ class CacheStats(Struct, kw_only=True):
     saved: Saved
     layers: Layers
     prefix: PrefixReuse
+    conversations: UnreadableRecords
 
 
 class EntryCost(Struct, kw_only=True):

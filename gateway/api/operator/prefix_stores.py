@@ -17,6 +17,7 @@ from gateway.errors import (
     NoPrefixStore,
     UpstreamDisconnected,
     UpstreamError,
+    UpstreamRefused,
     UpstreamTimeout,
 )
 from gateway.http.body import read_body
@@ -138,10 +139,8 @@ def _read(upstream: Upstream, status: int, body: bytes) -> bytes:
 def _refused(status: int, refusal: Mapping[str, Any]) -> GatewayError:
     """An upstream's error, passed on with its message."""
     param, code = (text if isinstance(text := refusal.get(name), str) else None for name in ("param", "code"))
-    kind = InvalidRequest if 400 <= status < 500 else UpstreamError
-    error = kind(refusal["message"], param=param, code=code)
-    error.status = status
-    return error
+    kind = InvalidRequest.kind if 400 <= status < 500 else UpstreamError.kind
+    return UpstreamRefused(status, refusal["message"], kind, param, code)
 
 
 def _done(given: Mapping[str, Reply]) -> web.Response:

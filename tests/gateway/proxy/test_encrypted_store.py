@@ -29,3 +29,33 @@ async def test_gateways_with_one_key_share_answers_that_nobody_else_can_read(
     assert [isinstance(value, bytes) and b"phrase" not in value for value in values] == [True]
     without = await stage.gateway(mock, **shared)
     assert (await without.post(chat("a phrase of its own"))).cache == "miss"
+
+
+async def test_what_no_key_decrypts_is_shown_to_the_operator(
+    stage: Stage, valkey: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers and conversations, in the metrics and in the statistics, each time that one is asked for."""
+    for name in ("ONE", "OTHER"):
+        monkeypatch.setenv(name, base64.b64encode(name.encode() * 16)[:43].decode() + "=")
+    mock = await stage.mock()
+    shared = {"redis": valkey.url, "cache": {"redis_deadline": 2.0}}
+    one, other = [
+        await stage.gateway(mock, **shared, encryption=EncryptionSettings(key=f"env:{name}"))
+        for name in ("ONE", "OTHER")
+    ]
+    records = {"record": "entry", "reason": "undecryptable"}, {"record": "conversation", "reason": "undecryptable"}
+    before = [await other.figure("redis_unreadable_total", **labels) for labels in records]
+    assert (await one.post(chat("a secret"))).cache == "miss"
+    store = one.gateway.cache.redis
+    assert store is not None
+    await store.flush()
+    response = (await one.post({"model": "mock", "input": "a secret"}, "/v1/responses")).json["id"]
+
+    assert (await other.post(chat("a secret"))).cache == "miss"
+    assert (await other.get(f"/v1/responses/{response}")).status == 404
+    after = [await other.figure("redis_unreadable_total", **labels) for labels in records]
+    assert [now - then for now, then in zip(after, before, strict=True)] == [1, 1]
+    stats = (await other.get("/v1/cache/stats")).json
+    redis_tier = stats["layers"]["exact"]["tiers"]["redis"]
+    assert [redis_tier["undecryptable"], stats["conversations"]["undecryptable"]] == after
+    assert redis_tier["writes_dropped"] == await other.figure("redis_writes_dropped_total")
