@@ -23,8 +23,8 @@ _CLIENTS = 32
 _PAUSE = 0.05
 
 
-async def try_all(faults: list[Fault], seconds: float) -> tuple[list[Trial], list[str]]:
-    """Try them one after the other, each for so long, those of one setting on one stage.
+async def try_all(faults: list[Fault], seconds: float, clients: int = _CLIENTS) -> tuple[list[Trial], list[str]]:
+    """Try them one after the other, each for so long and under so many clients, those of one setting on one stage.
 
     Returns what was tried, and what is missing for the others.
     """
@@ -33,7 +33,7 @@ async def try_all(faults: list[Fault], seconds: float) -> tuple[list[Trial], lis
     for setting, group in groupby(sorted(faults, key=lambda fault: fault.setting), lambda fault: fault.setting):
         wanted = list(group)
         try:
-            async with open_stage(setting) as stage, trials(stage, _CLIENTS, _PAUSE) as each:
+            async with open_stage(setting) as stage, trials(stage, clients, _PAUSE) as each:
                 for fault in wanted:
                     done.append(await each.run(fault, seconds))
                     print(f"{fault.name}: {len(done[-1].problems)} problems", file=sys.stderr, flush=True)

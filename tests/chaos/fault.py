@@ -25,6 +25,8 @@ RECOVERY = 10.0
 _RIGHT_IN_A_ROW = 30
 _UNDISTURBED = 0.3
 _SHOWN_PROBLEMS = 8
+# What is stored takes milliseconds.
+_SLOW_HIT = 0.2
 # As many as a model answers in time on two cores.
 _MODEL_CLIENTS = 4
 
@@ -79,6 +81,8 @@ class Trial:
             return f"late: {outcome.detail or outcome.kind.value}"
         if outcome.kind in (Kind.RIGHT, Kind.LEFT):
             return ""
+        if outcome.ask.deadline == HASTY and outcome.kind is not Kind.CUT and self._was_busy(outcome):
+            return ""
         during = outcome.ended > self.injected and outcome.began < self.well
         fault = self.fault
         is_hasty = fault.hangs and outcome.ask.deadline == HASTY
@@ -94,6 +98,16 @@ class Trial:
             Kind.CUT: fault.cut and outcome.began < self.injected + 1.0,
         }[outcome.kind]
         return "" if during and may else f"{outcome.kind.value} {outcome.detail}"
+
+    def _was_busy(self, outcome: Outcome) -> bool:
+        """Whether the machine had so much else to do meanwhile that even what is stored took long."""
+        return any(
+            other.ask.is_hot
+            and other.ended - other.began > _SLOW_HIT
+            and other.began < outcome.ended
+            and other.ended > outcome.began
+            for other in self.outcomes
+        )
 
     def row(self) -> list[str]:
         kinds = Counter(outcome.kind for outcome in self.outcomes)
