@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import redis.asyncio
+from hiredis import pack_command
 from redis.asyncio.connection import AbstractConnection, Connection, UnixDomainSocketConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -96,8 +97,10 @@ class Connector:
 
 
 async def _send(connection: AbstractConnection, commands: tuple[Command, ...]) -> None:
+    # redis-py's asyncio connections would pack in Python, a microsecond and more for each argument.
+    packed = [pack_command(command) for command in commands]  # type: ignore[arg-type]  # its stub has one argument
     try:
-        await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+        await connection.send_packed_command(packed, check_health=False)
     except RuntimeError as error:  # raised by uvloop for a closed transport
         raise RedisConnectionError("the connection is closed") from error
 

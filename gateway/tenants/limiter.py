@@ -42,6 +42,7 @@ _HEARTBEAT_SECONDS = 5.0
 _DEAD_AFTER_SECONDS = 15.0
 _UPKEEP_SECONDS = 0.5
 _FORGOTTEN_AFTER_SECONDS = 120.0
+_GATHER_SECONDS = 0.02
 _PAUSE_AFTER_FAILURE = 0.1
 _MOST_TRIES = 20
 
@@ -261,6 +262,8 @@ class Limiter:
         while True:
             await self._has_news.wait()
             await self._deliver_next()
+            # The first news is told at once; the pause gathers those of a busy gateway into one call for each key.
+            await asyncio.sleep(0 if self._with_news else _GATHER_SECONDS)
 
     async def _deliver_next(self) -> None:
         """Deliver the oldest news; what is not delivered stays, under its number, and counts once."""
