@@ -130,7 +130,7 @@ class RetrySettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     longest_pause: PositiveSeconds = 5.0
     """The longest pause; a longer Retry-After is not waited for."""
     budget: Share = 0.2
-    """Retries as a share of all requests of the last ten seconds (and at least ten): more would feed an overload."""
+    """Retries in vain as a share of all requests of the last ten seconds (and at least ten): more feed an overload."""
 
 
 class BreakerSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
