@@ -36,7 +36,7 @@ async def test_a_request_ends_at_its_deadline(stage: Stage, stream: bool) -> Non
         await connection.closed()
         closed.set()
 
-    client = await stage.gateway(await stage.raw(converse), await stage.raw(hangs), retries=QUICK)
+    client = await stage.gateway(await stage.raw(converse), await stage.raw(converse), retries=QUICK)
     began = time.monotonic()
     answer = await client.post(chat(stream=stream), x_request_timeout="0.2")
 
