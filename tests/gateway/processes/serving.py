@@ -160,7 +160,8 @@ async def serving(state: Path, *words: str, ready: bool = True, **variables: str
             yield run
         finally:
             await run.close()
-        assert os.listdir(temporary) == []
+        left = os.listdir(temporary)
+        assert not left, f"the temporary folder still has {left}"
 
 
 def processes() -> dict[int, str]:
