@@ -1,7 +1,7 @@
 """Exact hits before routing: a request with the same bytes as an earlier one is answered from memory.
 
 The result is the pipeline's own: the memory tier maps the digest of body, path and tenant to the entry and the form
-with which the pipeline answered. Other headers do not change that answer.
+with which the pipeline answered. Other headers than those of the tenant's text do not change that answer.
 """
 
 import asyncio
@@ -58,7 +58,11 @@ class FastPath:
         self._cache = cache
         self._callers = callers
         self._limiter = limiter
-        self._key_headers = settings.cache.key_headers
+        rules = [rule for model in settings.routing.models.values() for rule in model.rules]
+        asked = [rule.header.partition(":")[0] for rule in rules if rule.header is not None]
+        # What a rule asks of a request beside its body may change its answer too.
+        self._key_headers = (*settings.cache.key_headers, *asked)
+        self._tells_keys = any(rule.teams or rule.keys for rule in rules)
         self._max_body = settings.max_body
         self._has_origins = bool(settings.cors_origins)
         self._timeout = settings.timeouts.client
@@ -96,6 +100,8 @@ class FastPath:
             record.error = error.label
             return error_response(surface, error)
         tenant = caller.credential + answer_headers(request.headers, self._key_headers)
+        if self._tells_keys and caller.key is not None:
+            tenant += f"\nkey: {caller.key.id} {caller.key.name}"
         raw = b"\0".join((*(text.encode("utf-8", "surrogateescape") for text in (request.raw_path, tenant)), body))
         digest = xxhash.xxh3_128_digest(raw, self._seed)
         if (found := self._find(digest, caller)) is None:

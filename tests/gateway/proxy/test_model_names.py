@@ -67,6 +67,15 @@ async def test_the_first_rule_that_holds_decides(
     assert answer.headers.get("x-keepgate-model", model) == answers
 
 
+async def test_a_rule_on_a_header_holds_for_each_request(routed: tuple[Client, MockUpstream]) -> None:
+    """Also where the answer to the same body without the header is in memory, and the other way round."""
+    client, mock = routed
+    for _ in range(3):
+        assert (await client.post(chat(LONG, model="chat"))).json["model"] == "chat"
+        assert (await client.post(chat(LONG, model="chat"), x_tier="gold")).json["model"] == "large"
+    assert len(mock.received) == 2
+
+
 async def test_names_of_one_model_share_answers(routed: tuple[Client, MockUpstream]) -> None:
     """And variants of it do not."""
     client, mock = routed
