@@ -19,13 +19,13 @@ ANY = "*"
 class HostCheck:
     """Refuses requests whose Host or Origin is another's.
 
-    It is on where `security.hosts` names hosts, and where whoever reaches the gateway may use it because it listens on
-    the loopback alone: no virtual keys are required.
+    It is on where `security.hosts` names hosts, and where whoever reaches the gateway may use it, or its admin API,
+    because it listens on the loopback alone: virtual keys are not required, or there is no admin key.
     """
 
     def __init__(self, settings: Settings) -> None:
         names = settings.security.hosts
-        is_trusting = is_loopback(settings.host) and not settings.keys.required
+        is_trusting = is_loopback(settings.host) and not (settings.keys.required and settings.admin_key is not None)
         self._is_on = ANY not in names and (bool(names) or is_trusting)
         self._names = {name.lower().rstrip(".") for name in (*names, settings.host)}
         self._origins = frozenset(settings.cors_origins)

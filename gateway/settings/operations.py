@@ -93,8 +93,9 @@ class SecuritySettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         tuple[Annotated[str, Meta(pattern=r"^(\*|[A-Za-z0-9.:-]+)$")], ...],
         Meta(description="names such as gateway.example.org, or *"),
     ] = ()
-    """Names that the gateway answers to; others get 421. By default any, but on the loopback without virtual keys only
-    names of the loopback, against web pages that pretend to be there; `*` for any.
+    """Names that the gateway answers to; others get 421. By default any, but on the loopback only names of the
+    loopback, against web pages that pretend to be there, unless virtual keys are required and `admin_key` is set; `*`
+    for any.
     """
 
 

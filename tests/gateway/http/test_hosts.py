@@ -46,7 +46,8 @@ def test_names_of_the_loopback_are_answered(host: str) -> None:
 def test_another_host_is_misdirected(host: str) -> None:
     """A page whose name leads to 127.0.0.1 sends that name (DNS rebinding)."""
     assert refusal(host) is MisdirectedRequest
-    assert refusal(host, keys=KeySettings(required=True)) is None  # a page knows no key
+    assert refusal(host, keys=KeySettings(required=True), admin_key="k") is None  # a page knows no key
+    assert refusal(host, keys=KeySettings(required=True)) is MisdirectedRequest  # but could use the admin API
     assert refusal(host, host="192.168.1.5") is None  # the operator chose to be reached by names
     assert refusal(host, hosts=("*",)) is None
 
@@ -73,7 +74,7 @@ def test_a_page_of_another_origin_is_refused(origin: str) -> None:
     assert refusal("127.0.0.1:8080", origin) is ForeignOrigin
     assert refusal("127.0.0.1:8080", origin, cors_origins=("*",)) is None
     assert refusal("127.0.0.1:8080", origin, cors_origins=(origin,)) is None
-    assert refusal("127.0.0.1:8080", origin, keys=KeySettings(required=True)) is None
+    assert refusal("127.0.0.1:8080", origin, keys=KeySettings(required=True), admin_key="k") is None
 
 
 def test_the_gateways_own_page_is_answered() -> None:
