@@ -23,9 +23,19 @@ from gateway.api.app_keys import (
     SEMANTIC,
     SETTINGS,
 )
-from gateway.errors import CacheUnavailable, NotFound, UpstreamDisconnected, UpstreamError, UpstreamTimeout, refusal
+from gateway.errors import (
+    CacheUnavailable,
+    InvalidRequest,
+    NotFound,
+    UpstreamDisconnected,
+    UpstreamError,
+    UpstreamTimeout,
+    refusal,
+)
 from gateway.http.body import read_body
-from gateway.http.fetched_urls import check_body_urls
+from gateway.http.fetched_urls import check_urls
+from gateway.http.json_object import relayed_fields
+from gateway.http.multipart import multipart_fields, text_of
 from gateway.http.response_writer import ResponseWriter
 from gateway.http.sse import event_json
 from gateway.proxy import conversations
@@ -38,6 +48,7 @@ from gateway.surfaces.registry import PROBED_PATHS
 from gateway.surfaces.surface import Json
 from gateway.tenants.admission import Admission
 from gateway.tenants.caller import CALLER
+from gateway.tenants.policies import check_model
 from gateway.upstreams.upstream import Attempt, Upstream
 
 _encode = msgspec.json.Encoder().encode
@@ -149,12 +160,17 @@ async def forward(request: web.Request) -> web.StreamResponse:
     body = None
     if request.can_read_body or request.body_exists:
         body = await read_body(request, settings.max_body, settings.timeouts.client)
-    if body is not None:
-        check_body_urls(body, settings.security.urls)
-    model = request.match_info.get("model") or _model_named_in(body)
-    caller = request[CALLER]
-    if model is not None:
-        model = resolved(request.app[ROUTING].models, model, {}, request.headers, caller).model
+    fields: Json = {}
+    if body:  # decoding a long one takes milliseconds: it leaves the event loop
+        read = functools.partial(_fields_of, request.headers.get("Content-Type", ""), body)
+        fields = await asyncio.to_thread(read) if len(body) > LARGE_BODY else read()
+        check_urls(fields, settings.security.urls)
+    named, caller = request.match_info.get("model") or fields.get("model"), request[CALLER]
+    model = None
+    if isinstance(named, str):
+        model = resolved(request.app[ROUTING].models, named, {}, request.headers, caller).model
+    elif body:  # a key with a list of models has none that is not named
+        check_model(caller, "")
     path = request.rel_url.raw_path_qs
     call = RouteCall(
         method=request.method,
@@ -197,19 +213,14 @@ def _is_inside_prefix_store(path: str) -> bool:
     return [part for part in path.split("/") if part not in ("", ".")][1:2] == ["prefix"]
 
 
-class _ModelField(msgspec.Struct):
-    """The one field of another endpoint's body that the gateway reads, to choose the upstream."""
-
-    model: str | None = None
-
-
-def _model_named_in(body: bytes | None) -> str | None:
-    if body is None or len(body) > LARGE_BODY:
-        return None
+def _fields_of(content_type: str, body: bytes) -> Json:
+    """The fields of a body that is relayed; of a form its model alone. Raises InvalidRequest."""
+    if not content_type.lower().startswith("multipart/form-data"):
+        return relayed_fields(body)
     try:
-        return msgspec.json.decode(body, type=_ModelField).model
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
+        return {"model": text_of(multipart_fields(content_type, body), "model")}
+    except InvalidRequest:
+        return {}
 
 
 async def not_found(request: web.Request) -> web.Response:

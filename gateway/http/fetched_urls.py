@@ -10,8 +10,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import msgspec
-
 from gateway.errors import InvalidRequest
 
 Policy = Literal["public", "any", "none"]
@@ -78,17 +76,6 @@ def check_urls(fields: Mapping[str, Any], policy: Policy) -> None:
             _check_tools(value, policy)
         elif name in _WITH_PARTS:
             _check_inside(value, name, policy, 0)
-
-
-def check_body_urls(body: bytes, policy: Policy) -> None:
-    """The same for a body that is relayed as it is; one that is no JSON object names no URL. Raises InvalidRequest."""
-    if policy == "any" or body.lstrip()[:1] != b"{":
-        return
-    try:
-        fields = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return
-    check_urls(fields, policy)
 
 
 def _check_messages(messages: list[Any], policy: Policy) -> None:

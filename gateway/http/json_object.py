@@ -37,6 +37,26 @@ def decode_object(body: bytes) -> dict[str, Any]:
     return fields
 
 
+def relayed_fields(body: bytes) -> dict[str, Any]:
+    """The fields of a body that is relayed as it is; none of one that is no JSON object.
+
+    It is read as Python's json reads it, which many engines use: in UTF-16, with NaN and with halves of surrogates too.
+    Raises InvalidRequest for one that is nested too deeply to be read.
+    """
+    try:
+        fields = _decode(body)
+    except RecursionError as error:
+        raise InvalidRequest("The body is nested too deeply.") from error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        try:
+            fields = json.loads(body)
+        except RecursionError as error:
+            raise InvalidRequest("The body is nested too deeply.") from error
+        except ValueError:
+            return {}
+    return fields if isinstance(fields, dict) else {}
+
+
 class _RepeatedKey(ValueError):
     pass
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import InvalidRequest
-from gateway.http.fetched_urls import Policy, check_body_urls, check_urls
+from gateway.http.fetched_urls import Policy, check_urls
+from gateway.http.json_object import relayed_fields
 
 PUBLIC = [
     "https://example.org/a.png",
@@ -215,7 +216,7 @@ def test_a_url_is_found_in_every_form_of_api(field: str, fields: dict[str, Any])
     """And the error names its field."""
     assert refused({"model": "m", **fields}) == field
     with pytest.raises(InvalidRequest):
-        check_body_urls(msgspec.json.encode({"model": "m", **fields}), "public")
+        check_urls(relayed_fields(msgspec.json.encode({"model": "m", **fields})), "public")
 
 
 NOT_FETCHED: dict[str, dict[str, Any]] = {
@@ -317,7 +318,29 @@ def test_a_deep_body_is_refused() -> None:
 @pytest.mark.parametrize("body", [b"", b"[1]", b'"a"', b"{", b"\xff", b'{"messages":"a","tools":{}}', b"--boundary"])
 def test_a_body_that_is_no_object_is_left_to_the_upstream(body: bytes) -> None:
     """It names no URL that anybody could read."""
-    check_body_urls(body, "public")
+    check_urls(relayed_fields(body), "public")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"x":NaN,"image_url":"%s"}',
+        b'{"x":"\\ud800","image_url":"%s"}',
+        b'\xef\xbb\xbf{"image_url":"%s"}',
+        b'{"x":%s,"image_url":"%%s"}' % (b"[" * 2_000 + b"]" * 2_000),
+    ],
+)
+def test_a_body_is_read_as_leniently_as_by_an_engine(body: bytes) -> None:
+    """What Python's json reads is no JSON for others: the URL in it is fetched all the same."""
+    with pytest.raises(InvalidRequest):
+        check_urls(relayed_fields(body % BAD.encode()), "public")
+
+
+@pytest.mark.parametrize("coding", ["utf-16", "utf-16-be", "utf-16-le", "utf-32"])
+def test_a_body_is_read_in_every_coding_of_json(coding: str) -> None:
+    """Python's json finds out which of them it is."""
+    with pytest.raises(InvalidRequest):
+        check_urls(relayed_fields(f'{{"image_url":"{BAD}"}}'.encode(coding)), "public")
 
 
 def test_a_long_prompt_costs_microseconds() -> None:

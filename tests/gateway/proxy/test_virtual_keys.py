@@ -8,7 +8,7 @@ import pytest
 
 from gateway.settings.limits import KeySettings
 from gateway.settings.operations import CostSettings
-from gateway.settings.upstreams import UpstreamSettings
+from gateway.settings.upstreams import RoutingSettings, UpstreamSettings
 from gateway.upstreams.mock import MockUpstream
 from tests.cache.valkey import Valkey
 from tests.gateway.client import Client, chat
@@ -99,6 +99,50 @@ async def test_a_key_with_models_gets_no_other(keyed: tuple[Client, MockUpstream
     assert (await some.post(chat(model="small"))).status == 200
     assert (await some.post({"model": "mock", "input": "a"}, "/v1/embeddings")).status == 403
     assert len(mock.received) == 2
+
+
+@pytest.mark.parametrize("body", ['{"model":"mock","x":NaN}', '{"model":"mock","x":"%s"}' % ("x" * 2**19), '{"x":1}'])
+async def test_a_key_with_models_gets_no_other_from_a_relayed_endpoint(
+    keyed: tuple[Client, MockUpstream], body: str
+) -> None:
+    """However long the body is or few servers read it; and none whose model is not known."""
+    client, mock = keyed
+    some, every = await key(client, "some", models=["small"]), await key(client, "every")
+    refused = await some.post(body.encode(), "/v1/further")
+    assert (refused.status, refused.error["code"]) == (403, "model_not_allowed")
+    assert mock.received == []
+    await every.post(body.encode(), "/v1/further")
+    assert (await some.post({"model": "small"}, "/v1/further")).status == 200
+    assert len(mock.received) == 2
+
+
+@pytest.mark.parametrize(("model", "status"), [("small", 400), ("mock", 403)])
+async def test_the_model_of_a_form_is_that_of_its_field(
+    keyed: tuple[Client, MockUpstream], model: str, status: int
+) -> None:
+    """The upstream, which refuses all forms, gets the one whose model the key has."""
+    some = await key(keyed[0], "some", models=["small"])
+    form = f'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\n{model}\r\n--b--\r\n'
+    kind = "multipart/form-data; boundary=b"
+    assert (await some.post(form.encode(), "/v1/images/edits", Content_Type=kind)).status == status
+
+
+async def test_a_rule_for_a_team_or_a_key_holds_for_it_alone(stage: Stage, valkey: Valkey) -> None:
+    """Also where keys share answers, and the answer of one to the same bytes is in memory."""
+    mock = await stage.mock(models=("chat", "large", "small"))
+    rules = [{"use": "best", "teams": ["gold"]}, {"use": "cheap", "keys": ["poor"]}]
+    models = {"chat": {"variants": {"best": "large", "cheap": "small"}, "rules": rules}}
+    client = await gateway_of(stage, valkey, mock, routing=msgspec.convert({"models": models}, RoutingSettings))
+    assert (await client.send("PUT", "/v1/teams/gold", {"limits": {}}, ADMIN)).status == 200
+    callers = {
+        "large": await key(client, "rich", namespace="shared", team="gold"),
+        "chat": await key(client, "other", namespace="shared"),
+        "small": await key(client, "poor", namespace="shared"),
+    }
+    for _ in range(3):
+        for model, caller in callers.items():
+            assert (await caller.post(chat("hello", model="chat"))).json["model"] == model
+    assert len(mock.received) == 3
 
 
 async def test_the_policy_of_a_key_is_kept(keyed: tuple[Client, MockUpstream]) -> None:
