@@ -89,10 +89,13 @@ def _run(files: ModelFiles, target: Path) -> None:
     program = (sys.executable, "-P", "-m", "cache.semantic.embedding.export")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     try:
-        done = subprocess.run(  # noqa: S603  our own program
-            [*program, files.name, str(files.folder), str(target)], env=environment, timeout=_LONGEST_EXPORT,
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
-        )  # fmt: skip
+        # torch leaves a folder among the temporary files.
+        with tempfile.TemporaryDirectory(prefix=f"{target.name}-", dir=target.parent) as temporary:
+            done = subprocess.run(  # noqa: S603  our own program
+                [*program, files.name, str(files.folder), str(target)], env={**environment, "TMPDIR": temporary},
+                timeout=_LONGEST_EXPORT, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+                check=False,
+            )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise ExportUnavailable(f"its export took more than {_LONGEST_EXPORT:.0f} s") from error
     if done.returncode != 0:
