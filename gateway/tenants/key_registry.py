@@ -63,7 +63,9 @@ class KeyRegistry:
         self._redis = redis
 
     async def find_by_secret(self, secret: str) -> VirtualKey | None:
-        """The valid key with this secret, and with its team's limits; one round trip. Raises StoreUnavailable."""
+        """The valid key with this secret, with its team's limits; one round trip. A former secret's key expires when
+        the secret does. Raises StoreUnavailable.
+        """
         keys = (_secret_key(digest_of(secret)), _RECORDS, _TEAMS)
         found = await run_script(self._redis, "find_key", keys, (), _REQUEST_DEADLINE)
         if not found:
@@ -73,7 +75,8 @@ class KeyRegistry:
             team_limits = msgspec.json.decode(found[1], type=Limits) if found[1] else NO_LIMITS
         except msgspec.DecodeError as error:
             raise StoreUnavailable(f"redis: the record of a key is damaged: {error}") from error
-        return msgspec.structs.replace(key, team_limits=team_limits)
+        expires = found[2] / 1000 if found[2] != _NEVER else None
+        return msgspec.structs.replace(key, team_limits=team_limits, expires=expires)
 
     async def version(self) -> bytes | None:
         """Another one after each change of a key or team. Raises StoreUnavailable."""

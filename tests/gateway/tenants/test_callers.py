@@ -141,6 +141,24 @@ async def test_a_rotated_key_has_a_grace_period(workers: Workers, valkey: Valkey
     assert rotated.id == key.id
 
 
+async def test_a_former_secret_is_known_no_longer_than_its_grace_period(workers: Workers, valkey: Valkey) -> None:
+    """However long a worker trusts what it knows of keys."""
+    worker = await workers.start(valkey, known_for=60.0)
+    _, first = await worker.registry.create(NewKey(name="alice"))
+    await worker.registry.rotate("alice", Rotation(grace=1.0))
+    await make_known(worker, first)
+    await until(lambda: is_refused(worker, first), within=3.0)
+
+
+async def test_a_former_secret_expires_with_its_key(workers: Workers, valkey: Valkey) -> None:
+    """Also where the key was given an earlier end after its rotation."""
+    worker = await workers.start(valkey)
+    _, first = await worker.registry.create(NewKey(name="alice"))
+    await worker.registry.rotate("alice", Rotation(grace=60.0))
+    await worker.registry.change("alice", KeyChanges(expires=time.time() + 0.5))
+    await until(lambda: is_refused(worker, first), within=3.0)
+
+
 async def test_no_secret_outlives_its_key(workers: Workers, valkey: Valkey) -> None:
     """A grace period ends with the key."""
     worker = await workers.start(valkey, known_for=0.05)
@@ -188,7 +206,9 @@ async def test_open_serves_keys_that_are_known(workers: Workers, own_valkey: Val
     worker = await workers.start(own_valkey, known_for=0.05)
     _, lasting = await worker.registry.create(NewKey(name="alice"))
     expiring, brief = await worker.registry.create(NewKey(name="bob", expires=time.time() + 0.5))
-    for secret in (lasting, brief):
+    _, former = await worker.registry.create(NewKey(name="carol"))
+    await worker.registry.rotate("carol", Rotation(grace=1.0))
+    for secret in (lasting, brief, former):
         await worker.callers.identify(headers(Authorization=f"Bearer {secret}"))
     if fault == "killed":
         await own_valkey.kill()
@@ -201,6 +221,7 @@ async def test_open_serves_keys_that_are_known(workers: Workers, own_valkey: Val
         await worker.callers.identify(headers(Authorization="Bearer sk-kg-unknown"))
     await until(lambda: time.time() > (expiring.expires or 0))
     assert await is_refused(worker, brief)
+    await until(lambda: is_refused(worker, former))
     if fault == "frozen":
         own_valkey.thaw()
 
