@@ -6,6 +6,7 @@ GatewayError
 ├── KeyRequired           401  a virtual key is missing
 │   └── KeyRefused        401  unknown, revoked or expired
 ├── ModelNotAllowed       403  not among the models of the key
+├── EndpointNotAllowed    403  not among those that keys may use
 ├── RateLimited           429  a limit of the key or its team
 │   └── BudgetExceeded    429
 ├── ForeignOrigin         403  a web page of another origin
@@ -104,6 +105,12 @@ class ModelNotAllowed(GatewayError):
     status = 403
     kind = "permission_error"
     code = "model_not_allowed"
+
+
+class EndpointNotAllowed(GatewayError):
+    status = 403
+    kind = "permission_error"
+    code = "endpoint_not_allowed"
 
 
 class RateLimited(GatewayError):

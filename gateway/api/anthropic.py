@@ -8,6 +8,7 @@ from aiohttp import web
 from gateway.api.app_keys import ROUTER, SETTINGS
 from gateway.errors import InvalidRequest, NotFound, UpstreamDisconnected, refusal
 from gateway.http.body import read_body
+from gateway.http.fetched_urls import check_urls
 from gateway.http.json_object import decode_object
 from gateway.proxy.inference_request import no_such_path
 from gateway.routing.call import RouteCall
@@ -55,6 +56,7 @@ async def count_tokens(request: web.Request) -> web.Response:
     model = fields.get("model")
     if not isinstance(model, str) or not model:
         raise InvalidRequest("'model' must be the name of a model, as listed by GET /v1/models.", param="model")
+    check_urls(fields, settings.security.urls)
     chat = chat_request({"max_tokens": 1, **fields}).fields
     prompt = _encode({name: chat[name] for name in _OF_A_PROMPT if name in chat})
     native = Attempt(request.rel_url.raw_path_qs, body, needs=request.path, lacking=no_such_path)

@@ -48,7 +48,7 @@ from gateway.surfaces.registry import PROBED_PATHS
 from gateway.surfaces.surface import Json
 from gateway.tenants.admission import Admission
 from gateway.tenants.caller import CALLER
-from gateway.tenants.policies import check_model
+from gateway.tenants.policies import check_endpoint, check_model
 from gateway.upstreams.upstream import Attempt, Upstream
 
 _encode = msgspec.json.Encoder().encode
@@ -99,7 +99,10 @@ async def embed(request: web.Request) -> web.StreamResponse:
         parse_embeddings, path, body, request.headers, caller, settings.cache, request.app[ROUTING].models
     )
     asked = await asyncio.to_thread(read) if len(body) > LARGE_BODY else read()
-    return await forward(request) if asked is None else await request.app[EMBEDDINGS].answer(asked)
+    if asked is None:
+        return await forward(request)
+    check_urls(asked.fields, settings.security.urls)
+    return await request.app[EMBEDDINGS].answer(asked)
 
 
 async def list_models(request: web.Request) -> web.Response:
@@ -151,12 +154,13 @@ async def _listed(upstream: Upstream, headers: CIMultiDictProxy[str]) -> list[Js
 
 
 async def forward(request: web.Request) -> web.StreamResponse:
-    """Any other request under /v1: relayed as it is, never cached."""
+    """Any other request under /v1: relayed as it is, never cached. A key may use few of them."""
     if ".." in request.path.split("/"):  # it would leave the upstream's API
         raise NotFound(f"There is no {request.method} {request.path}.")
     if _is_inside_prefix_store(request.path):
         raise NotFound(f"There is no {request.method} {request.path}; an operator uses /v1/cache/prefix.")
-    settings = request.app[SETTINGS]
+    settings, caller = request.app[SETTINGS], request[CALLER]
+    check_endpoint(caller, request.path, settings.keys.relayed)
     body = None
     if request.can_read_body or request.body_exists:
         body = await read_body(request, settings.max_body, settings.timeouts.client)
@@ -165,7 +169,7 @@ async def forward(request: web.Request) -> web.StreamResponse:
         read = functools.partial(_fields_of, request.headers.get("Content-Type", ""), body)
         fields = await asyncio.to_thread(read) if len(body) > LARGE_BODY else read()
         check_urls(fields, settings.security.urls)
-    named, caller = request.match_info.get("model") or fields.get("model"), request[CALLER]
+    named = request.match_info.get("model") or fields.get("model")
     model = None
     if isinstance(named, str):
         model = resolved(request.app[ROUTING].models, named, {}, request.headers, caller).model

@@ -25,6 +25,12 @@ class KeySettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     required: Flag = False
     """Whether every request needs one. Then a key is the tenant, and no client's credential reaches an upstream."""
+    relayed: Annotated[
+        tuple[Annotated[str, Meta(pattern="^/v1/.")], ...], Meta(description="paths such as /v1/fine_tuning/")
+    ] = ()
+    """Further endpoints of upstreams that keys may use, by how their paths begin. What an upstream keeps there is the
+    operator's: all keys share it.
+    """
     without_redis: Annotated[Literal["open", "closed"], Meta(description="open or closed")] = "open"
     """With Redis away: `open` serves keys that this process knows, within its share of their limits; `closed` refuses
     all with 503.

@@ -1,9 +1,16 @@
 """What a key allows beside its limits. A caller without a key may do everything."""
 
-from gateway.errors import ModelNotAllowed
+from gateway.errors import EndpointNotAllowed, ModelNotAllowed
 from gateway.tenants.caller import Caller
 
 _MOST_NAMED = 20
+# At upstreams, beside what the gateway answers itself.
+_RELAYED = frozenset(
+    {"/v1/embeddings", "/v1/moderations", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/v1/classify"}
+    | {"/v1/pooling", "/v1/tokenize", "/v1/detokenize", "/v1/audio/transcriptions", "/v1/audio/translations"}
+    | {"/v1/audio/speech", "/v1/images/generations", "/v1/images/edits", "/v1/images/variations"}
+)
+_RELAYED_BELOW = ("/v1/models/", "/v1/responses/")
 
 
 def allows_model(caller: Caller, model: str) -> bool:
@@ -21,6 +28,17 @@ def check_model(caller: Caller, model: str) -> None:
         f"The key {caller.key.name!r} does not allow the model {model[:100]!r}. It allows {', '.join(named)}{further}.",
         param="model",
     )
+
+
+def check_endpoint(caller: Caller, path: str, further: tuple[str, ...]) -> None:
+    """Raises EndpointNotAllowed for a path of an upstream that a key may not use.
+
+    It may use what answers from the request alone, and what is known by an id that nobody guesses; `further` are the
+    beginnings of other paths. The rest would show or change, with the operator's credential, what belongs to all keys.
+    """
+    if caller.key is None or path in _RELAYED or path.startswith((*_RELAYED_BELOW, *further)):
+        return
+    raise EndpointNotAllowed("Keys may not use this endpoint. The setting keys.relayed lists further ones.")
 
 
 def reads_cache(caller: Caller) -> bool:

@@ -108,12 +108,44 @@ async def test_a_key_with_models_gets_no_other_from_a_relayed_endpoint(
     """However long the body is or few servers read it; and none whose model is not known."""
     client, mock = keyed
     some, every = await key(client, "some", models=["small"]), await key(client, "every")
-    refused = await some.post(body.encode(), "/v1/further")
+    refused = await some.post(body.encode(), "/v1/pooling")
     assert (refused.status, refused.error["code"]) == (403, "model_not_allowed")
     assert mock.received == []
-    await every.post(body.encode(), "/v1/further")
-    assert (await some.post({"model": "small"}, "/v1/further")).status == 200
+    await every.post(body.encode(), "/v1/pooling")
+    assert (await some.post({"model": "small"}, "/v1/pooling")).status == 200
     assert len(mock.received) == 2
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/vector_stores/vs_1/search",
+        "/v1/fine_tuning/jobs",
+        "/v1/load_lora_adapter",
+        "/v1/chat/completions/chatcmpl-1",
+        "/v1//chat/completions",
+        "/v1/chat/completions/",
+        "/v1/pooling/x",
+    ],
+)
+async def test_a_key_gets_nothing_that_an_upstream_keeps(keyed: tuple[Client, MockUpstream], path: str) -> None:
+    """That is the operator's, by whose credential all keys would share it."""
+    client, mock = keyed
+    refused = await (await key(client, "a")).post(chat(), path)
+    assert (refused.status, refused.error["code"]) == (403, "endpoint_not_allowed")
+    assert (await (await key(client, "b")).get(path)).status == 403
+    assert mock.received == []
+
+
+async def test_an_operator_lists_further_endpoints_for_keys(stage: Stage, valkey: Valkey) -> None:
+    """By how their paths begin."""
+    mock = await stage.mock()
+    settings = KeySettings(required=True, relayed=("/v1/fine_tuning/",))
+    client = await stage.gateway(mock, redis=valkey.url, keys=settings, admin_key="operator")
+    caller = await key(client, "a")
+    assert (await caller.post(chat(), "/v1/fine_tuning/jobs")).status == 200
+    assert (await caller.post(chat(), "/v1/fine_tuning")).status == 403
+    assert [received.path for received in mock.received] == ["/v1/fine_tuning/jobs"]
 
 
 @pytest.mark.parametrize(("model", "status"), [("small", 400), ("mock", 403)])
