@@ -160,7 +160,7 @@ async def forward(request: web.Request) -> web.StreamResponse:
     if _is_inside_prefix_store(request.path):
         raise NotFound(f"There is no {request.method} {request.path}; an operator uses /v1/cache/prefix.")
     settings, caller = request.app[SETTINGS], request[CALLER]
-    check_endpoint(caller, request.path, settings.keys.relayed)
+    check_endpoint(caller, request.method, request.path, settings.keys.relayed)
     body = None
     if request.can_read_body or request.body_exists:
         body = await read_body(request, settings.max_body, settings.timeouts.client)

@@ -10,7 +10,8 @@ _RELAYED = frozenset(
     | {"/v1/pooling", "/v1/tokenize", "/v1/detokenize", "/v1/audio/transcriptions", "/v1/audio/translations"}
     | {"/v1/audio/speech", "/v1/images/generations", "/v1/images/edits", "/v1/images/variations"}
 )
-_RELAYED_BELOW = ("/v1/models/", "/v1/responses/")
+_RESPONSE = "/v1/responses/"
+_MODEL = "/v1/models/"
 
 
 def allows_model(caller: Caller, model: str) -> bool:
@@ -30,13 +31,15 @@ def check_model(caller: Caller, model: str) -> None:
     )
 
 
-def check_endpoint(caller: Caller, path: str, further: tuple[str, ...]) -> None:
-    """Raises EndpointNotAllowed for a path of an upstream that a key may not use.
+def check_endpoint(caller: Caller, method: str, path: str, further: tuple[str, ...]) -> None:
+    """Raises EndpointNotAllowed for an endpoint of an upstream that a key may not use.
 
     It may use what answers from the request alone, and what is known by an id that nobody guesses; `further` are the
     beginnings of other paths. The rest would show or change, with the operator's credential, what belongs to all keys.
     """
-    if caller.key is None or path in _RELAYED or path.startswith((*_RELAYED_BELOW, *further)):
+    if caller.key is None or path in _RELAYED or path.startswith((_RESPONSE, *further)):
+        return
+    if method == "GET" and path.startswith(_MODEL):
         return
     raise EndpointNotAllowed("Keys may not use this endpoint. The setting keys.relayed lists further ones.")
 

@@ -133,7 +133,10 @@ async def test_a_key_gets_nothing_that_an_upstream_keeps(keyed: tuple[Client, Mo
     client, mock = keyed
     refused = await (await key(client, "a")).post(chat(), path)
     assert (refused.status, refused.error["code"]) == (403, "endpoint_not_allowed")
-    assert (await (await key(client, "b")).get(path)).status == 403
+    other = await key(client, "b")
+    assert (await other.get(path)).status == 403
+    assert (await other.send("DELETE", "/v1/models/mock")).status == 403
+    assert (await other.get("/v1/models/mock")).status == 200
     assert mock.received == []
 
 
