@@ -8,6 +8,7 @@ from pathlib import Path
 from gateway.settings.fields import SettingsError
 from gateway.settings.reloading import Stamp, changed, stamp_of
 from gateway.settings.settings import Settings
+from gateway.telemetry.audit import AuditLog
 
 log = logging.getLogger(__name__)
 
@@ -67,12 +68,15 @@ class Reloader:
     async def _reload(self) -> None:
         try:
             wanted = await asyncio.to_thread(self._read)
+            audit_log = AuditLog(wanted)
             waiting = await self._apply(wanted)
         except SettingsError as error:
             log.error("the settings stay as they are: %s", error)
             return
         names = changed(self._settings, wanted)
         self._settings = wanted
+        if names:
+            audit_log.write(None, "settings.read", ", ".join(names), "host", {})
         log.warning("settings read again; changed: %s", ", ".join(names) or "nothing")
         for name in waiting:
             log.warning("%s has changed, which takes effect at the next start", name)

@@ -34,15 +34,17 @@ class AuditLog:
             except OSError as error:
                 raise SettingsError(f"log.audit_file: {self._file} cannot be written: {error.strerror}") from error
 
-    def write(self, request: web.BaseRequest, action: str, subject: str, who: str, details: dict[str, Any]) -> None:
-        """Write one line. What the file does not take goes to the log."""
-        record = request.get(RECORD)
+    def write(
+        self, request: web.BaseRequest | None, action: str, subject: str, who: str, details: dict[str, Any]
+    ) -> None:
+        """Write one line. What the file does not take goes to the log. None for what no request asked for."""
+        record = None if request is None else request.get(RECORD)
         entry = {
             "time": rfc3339(time.time()),
             "action": action,
             "subject": subject,
             "who": who or self._operator,
-            "remote": request.remote or "",
+            "remote": "" if request is None else request.remote or "",
             "request_id": "" if record is None else record.request_id,
             **details,
         }

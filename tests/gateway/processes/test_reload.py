@@ -1,6 +1,7 @@
 """Settings that are read again while the gateway runs."""
 
 import asyncio
+import json
 import os
 import pty
 import signal
@@ -57,6 +58,21 @@ async def test_a_file_that_changes_is_read_again(stage: Stage, tmp_path: Path) -
         write(file, f"upstreams: ['{mock.url}']\nmax_body: 1KiB\n")
         await gateway.until_said("settings read again; changed: max_body")
         assert (await gateway.ask("x" * 2000)).status == 413
+
+
+async def test_settings_read_again_are_in_the_audit_log(stage: Stage, tmp_path: Path) -> None:
+    """One line for all workers names what has changed; of settings that were refused there is none."""
+    mock = await stage.mock()
+    file, audit_file = tmp_path / "keepgate.yaml", tmp_path / "audit.jsonl"
+    start = f"upstreams: ['{mock.url}']\nworkers: 2\nlog: {{audit_file: '{audit_file}'}}\n"
+    write(file, start)
+    async with serving(tmp_path, "--config", str(file), "--redis", "none") as gateway:
+        write(file, start + "max_body: much\n")
+        await gateway.until_said("the settings stay as they are")
+        write(file, start + "max_body: 1KiB\n")
+        await gateway.until_said("settings read again; changed: max_body")
+    entries = [json.loads(line) for line in audit_file.read_text().splitlines()]
+    assert [(entry["action"], entry["subject"]) for entry in entries] == [("settings.read", "max_body")]
 
 
 async def test_a_bad_file_changes_nothing(stage: Stage, tmp_path: Path) -> None:
