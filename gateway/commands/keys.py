@@ -79,7 +79,9 @@ def _change(ask: Ask, parsed: argparse.Namespace) -> None:
     has_changes = len(body) > 1 or body["limits"]
     path = _path("keys", parsed.key)
     answer = ask("PATCH", path, body=body) if has_changes else ask("GET", path)
-    _show(answer, parsed, lambda: print(f"{answer['name']}: {_summary(answer['limits'])}"))
+    _show(
+        answer, parsed, lambda: print(f"{answer['name']}: {'; '.join((_summary(answer['limits']), *_shown(answer)))}")
+    )
 
 
 def _teams(ask: Ask, parsed: argparse.Namespace) -> None:
@@ -104,8 +106,11 @@ def _limits(parsed: argparse.Namespace) -> Json:
 
 
 def _rules(parsed: argparse.Namespace) -> Json:
-    given = {name: getattr(parsed, name) for name in ("expires", "models", "namespace", "cache", "priority")}
-    return {name: None if rule == "never" else rule for name, rule in given.items() if rule is not None}
+    given = {name: getattr(parsed, name) for name in ("expires", "namespace", "cache", "priority")}
+    rules = {name: None if rule == "never" else rule for name, rule in given.items() if rule is not None}
+    if parsed.models is not None:
+        rules["models"] = [] if parsed.models == ["all"] else parsed.models
+    return rules
 
 
 def _path(*parts: str) -> str:
@@ -142,6 +147,18 @@ def _state(key: Json) -> str:
 def _summary(limits: Mapping[str, float | None]) -> str:
     shown = [form.format(limits[name]) for name, (_, form) in _LIMITS.items() if limits[name] is not None]
     return ", ".join(shown) or "none"
+
+
+def _shown(key: Json) -> list[str]:
+    """The rules of a key that are not as they are by default."""
+    rules = {
+        "models": ", ".join(key["models"]),
+        "namespace": key["namespace"],
+        "cache": "" if key["cache"] == "use" else key["cache"],
+        "priority": key["priority"],
+    }
+    shown = [f"{name} {rule}" for name, rule in rules.items() if rule]
+    return shown if _state(key) == "valid" else [*shown, _state(key)]
 
 
 def _print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -204,7 +221,7 @@ def _add_limits(command: argparse.ArgumentParser) -> None:
 
 
 def _add_rules(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--models", nargs="+", metavar="MODEL", help="the only models that it may use")
+    command.add_argument("--models", nargs="+", metavar="MODEL", help="the only models that it may use, or all")
     command.add_argument("--expires", type=_expiry, metavar="TIME", help="such as 30d, 2027-01-31, or never")
     command.add_argument("--namespace", metavar="NAME", help="keys with the same one share answers")
     command.add_argument("--cache", choices=("use", "read-only", "bypass"), help="what it may do with the cache")
@@ -241,4 +258,9 @@ def _expiry(text: str) -> float | str:
             return datetime.datetime.fromisoformat(text).replace(tzinfo=datetime.UTC).timestamp()
         except ValueError as error:
             raise argparse.ArgumentTypeError(f"{text!r} is no day of the calendar") from error
-    return now.timestamp() + _duration(text)
+    try:
+        return now.timestamp() + _duration(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(
+            f"expected a time such as 12h or 30d, a date such as 2027-01-31, or never, got {text!r}"
+        ) from error

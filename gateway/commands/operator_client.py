@@ -9,6 +9,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any, NoReturn
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -56,7 +57,7 @@ class OperatorClient:
             with opener.open(request, timeout=_DEADLINE) as answer:
                 decoded = json.loads(answer.read())
         except urllib.error.HTTPError as error:
-            raise OperatorError(_refusal(error)) from error
+            raise OperatorError(self._refusal(error)) from error
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise OperatorError(f"no gateway answers at {self._url}: {reason}") from error
@@ -66,14 +67,17 @@ class OperatorClient:
             raise OperatorError(f"what answers at {self._url} is not Keepgate: its answer is no JSON object")
         return decoded
 
-
-def _refusal(error: urllib.error.HTTPError) -> str:
-    """What the gateway says, else the status."""
-    try:
-        message = json.loads(error.read())["error"]["message"]
-    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
-        return f"the gateway answered with status {error.code}"
-    return " ".join(str(message).split())[:_MAX_SHOWN]
+    def _refusal(self, error: urllib.error.HTTPError) -> str:
+        """What the gateway says, else the status; of the admin key, where a command takes it from."""
+        try:
+            fields = json.loads(error.read())["error"]
+            message, code = fields["message"], fields.get("code")
+        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, AttributeError):
+            return f"the gateway answered with status {error.code}"
+        if code == "admin_key_required" and error.code == HTTPStatus.UNAUTHORIZED:
+            which = "another" if self._admin_key else "its"
+            return f"the gateway needs {which} admin key: --admin-key or KEEPGATE_ADMIN_KEY"
+        return " ".join(str(message).split())[:_MAX_SHOWN]
 
 
 class CommandParser(argparse.ArgumentParser):

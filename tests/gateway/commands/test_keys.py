@@ -49,7 +49,7 @@ async def test_a_key_from_its_making_to_its_end(command: Command) -> None:
     assert "60 requests/min" in row
     assert row.endswith("a, b")
     changed = await command("limits", "alice", "--requests-per-minute", "none", "--budget-per-day", "2.5")
-    assert changed[1] == "alice: $2.50/day\n"
+    assert changed[1].startswith("alice: $2.50/day; models a, b; until 20")
     assert (await command("limits", "alice"))[1] == changed[1]
     assert (await command("rotate", "alice", "--grace", "1h"))[1] not in ("", secret)
     assert (await command("revoke", "alice"))[1] == "alice is revoked\n"
@@ -57,6 +57,16 @@ async def test_a_key_from_its_making_to_its_end(command: Command) -> None:
     assert (await command("list"))[1].count("\n") == 1
     assert "revoked" in (await command("list", "--all"))[1]
     assert (await command("teams"))[1].splitlines()[1].split() == ["web", "$200.00/month"]
+
+
+async def test_all_lifts_the_list_of_models(command: Command) -> None:
+    """As the list of keys calls a key without one; `limits` shows what is not as it is by default."""
+    await command("create", "alice", "--models", "a")
+    bypassing = await command("limits", "alice", "--models", "all", "--cache", "bypass", "--priority", "3")
+    assert bypassing[1] == "alice: none; cache bypass; priority 3\n"
+    assert (await command("list"))[1].splitlines()[1].endswith("all")
+    await command("create", "bob", "--models", "all")
+    assert (await command("limits", "bob"))[1] == "bob: none\n"
 
 
 async def test_limits_of_a_team_that_are_not_named_stay(command: Command) -> None:
@@ -81,7 +91,8 @@ async def test_what_goes_wrong_is_one_line(command: Command) -> None:
     for words, url, key, said in (
         (("revoke", "nobody"), "", ADMIN, "There is no key 'nobody'."),
         (("create", "a b"), "", ADMIN, "'name': expected up to 64 letters"),
-        (("list",), "", "wrong", "This needs the admin key"),
+        (("list",), "", "wrong", "the gateway needs another admin key: --admin-key or KEEPGATE_ADMIN_KEY"),
+        (("list",), "", "", "the gateway needs its admin key: --admin-key or KEEPGATE_ADMIN_KEY"),
         (("list",), "http://127.0.0.1:9", ADMIN, "no gateway answers at http://127.0.0.1:9: "),
         (("list",), "ftp://x", ADMIN, "'ftp://x' is not the URL of a gateway"),
     ):
