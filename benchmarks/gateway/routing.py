@@ -134,6 +134,7 @@ class _Idle:
         self.weight = 1.0
         self.in_flight = 0
         self.latency = 0.0
+        self.loaded = None
 
 
 def _choice_time() -> float:

@@ -71,6 +71,8 @@ def _figures(row: Mapping[str, Any]) -> list[str]:
 
 def _dollars(amount: float) -> str:
     """Cents are enough for a sum; less than a dollar is shown to the hundredth of a cent."""
+    if 0 < amount < 0.0001:
+        return "<$0.0001"
     return f"${amount:,.2f}" if amount >= 1 or not amount else f"${amount:.4f}"
 
 

@@ -56,6 +56,7 @@ class SimulatedUpstream:
         self.name = name
         self.cache = cache
         self.in_flight = 0
+        self.loaded = None
         self.latency = 0.0
         self.requests = 0
         self.computed = 0

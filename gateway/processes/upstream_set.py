@@ -76,6 +76,7 @@ class UpstreamSet:
             total=settings.timeouts.total,
             strategy_of=self.table.strategy,
             upstreams_of=self.table.upstreams,
+            is_used=self.table.is_used,
         )
         before, self._configured = self._configured, kept
         for each in before:

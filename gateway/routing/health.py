@@ -6,11 +6,14 @@ from collections.abc import Sequence
 
 from gateway.errors import UpstreamError
 from gateway.http.sse import event_json
+from gateway.upstreams.loaded import RUNNING_PATH, loaded_of_listed, loaded_of_running
 from gateway.upstreams.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
 _MAX_LISTED_BYTES = 8 * 2**20
+_OK = 200
+_SERVER_ERROR = 500
 _NOT_IMPLEMENTED = 501
 
 
@@ -45,11 +48,12 @@ async def _fetch_models(upstream: Upstream, deadline: float) -> None:
             with await upstream.request("GET", "/v1/models", {}, None) as answer:
                 body = await answer.body(_MAX_LISTED_BYTES)
         if is_check:  # a server may have no list of models, and need a credential for it
-            upstream.is_healthy = answer.status < 500 or answer.status == _NOT_IMPLEMENTED
-        if answer.status != 200:
+            upstream.is_healthy = answer.status < _SERVER_ERROR or answer.status == _NOT_IMPLEMENTED
+        if answer.status != _OK:
             return
         listed = event_json(body).get("data")
         if isinstance(listed, list):
+            upstream.loaded = loaded_of_listed(listed) or upstream.loaded
             names = (item.get("id") for item in listed if isinstance(item, dict))
             upstream.models = (
                 frozenset(name for name in names if isinstance(name, str)) | upstream.settings.models.keys()
@@ -60,6 +64,24 @@ async def _fetch_models(upstream: Upstream, deadline: float) -> None:
         if is_check:
             upstream.is_healthy = False
         log.debug("%s: models unknown: %s", upstream.title, error)
+
+
+async def fetch_running(upstream: Upstream, deadline: float) -> None:
+    """Note which models are in memory, where the upstream tells."""
+    if RUNNING_PATH in upstream.lacks:
+        return
+    try:
+        async with asyncio.timeout(deadline):
+            with await upstream.request("GET", RUNNING_PATH, {}, None) as answer:
+                body = await answer.body(_MAX_LISTED_BYTES)
+        loaded = loaded_of_running(event_json(body)) if answer.status == _OK else None
+    except (ValueError, UpstreamError, TimeoutError) as error:
+        log.debug("%s: models in memory unknown: %s", upstream.title, error)
+        return
+    if loaded is not None:
+        upstream.loaded = loaded
+    elif answer.status < _SERVER_ERROR:
+        upstream.lacks.add(RUNNING_PATH)
 
 
 async def _probe(upstream: Upstream, path: str, deadline: float) -> None:

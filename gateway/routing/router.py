@@ -10,10 +10,11 @@ from gateway.errors import NotFound, NoUpstream
 from gateway.routing.budget import RetryBudget
 from gateway.routing.call import RouteCall
 from gateway.routing.failures import outcome
-from gateway.routing.health import check
+from gateway.routing.health import check, fetch_running
 from gateway.routing.sending import Sending
 from gateway.routing.strategy import RouteRequest, Strategy
 from gateway.settings.upstreams import HealthSettings, HedgeSettings, RetrySettings
+from gateway.settings.upstreams import Strategy as StrategyName
 from gateway.upstreams.upstream import Attempt, Upstream, UpstreamResponse
 
 _NONE_YET = "No upstream is ready yet; the model may still be loading. Try again shortly."
@@ -37,6 +38,8 @@ class RouterOptions:
     total: float = _TOTAL_SECONDS
     strategy_of: StrategyOf = lambda model: None
     upstreams_of: UpstreamsOf = lambda model: ()
+    is_used: Callable[[StrategyName], bool] = lambda strategy: False
+    """Whether some model has the strategy."""
 
 
 class Router:
@@ -225,6 +228,8 @@ class Router:
 
     async def _check(self, upstream: Upstream) -> None:
         await check(upstream, self.options.health.deadline, self._probed)
+        if self.options.is_used("model-aware"):
+            await fetch_running(upstream, self.options.health.deadline)
         self._checked.add(upstream)
         self._note_checked()
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol, TypeVar
 
+from gateway.upstreams.loaded import Loaded
+
 
 class Candidate(Protocol):
     """An upstream, as a strategy sees it. A simulated one has the same attributes."""
@@ -24,6 +26,10 @@ class Candidate(Protocol):
     @property
     def latency(self) -> float:
         """Seconds until it begins to answer, an exponentially weighted average; 0 while unknown."""
+
+    @property
+    def loaded(self) -> Loaded | None:
+        """Which models it has said to have in memory; None if it does not say."""
 
 
 C = TypeVar("C", bound=Candidate)

@@ -97,6 +97,10 @@ class RoutingTable:
     def _name_in_settings(self, model: str) -> StrategyName:
         return self.models.settings(model).strategy or self._settings.strategy
 
+    def is_used(self, strategy: StrategyName) -> bool:
+        """Whether some model has the strategy."""
+        return strategy == self._settings.strategy or any(name == strategy for _, name in self.strategies())
+
     def strategy(self, model: str | None) -> Strategy:
         """The strategy of a model; that of requests without one for None."""
         name = model or ""

@@ -15,8 +15,8 @@ _UNKNOWN_LATENCY = 1.0
 
 
 class LoadedModels:
-    """Which models upstreams have in memory, from the requests that they were sent. The strategies of all models share
-    it.
+    """Which models upstreams have in memory: as they say, and from what they were sent since. The strategies of all
+    models share it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -31,9 +31,11 @@ class LoadedModels:
         if len(used) > _MAX_MODELS:
             del used[next(iter(used))]
 
-    def has(self, upstream: str, model: str) -> bool:
-        """Whether the upstream was sent a request for the model recently."""
-        used = self._used.get(upstream, {}).get(model)
+    def has(self, upstream: Candidate, model: str) -> bool:
+        """Whether the upstream says that it has the model, or was sent a request for it recently."""
+        used = self._used.get(upstream.name, {}).get(model)
+        if (told := upstream.loaded) is not None:
+            return model in told.models or (used is not None and used > told.at)
         return used is not None and self._clock() - used < _KEPT_SECONDS
 
 
@@ -54,7 +56,7 @@ class ModelAware:
         usual = sum(known) / len(known) if known else _UNKNOWN_LATENCY
 
         def seconds(candidate: C) -> tuple[float, bool]:
-            is_cold = not self._loaded.has(candidate.name, request.model)
+            is_cold = not self._loaded.has(candidate, request.model)
             loading = self._cold_start / candidate.weight if is_cold else 0.0
             return (candidate.latency or usual) * load(candidate) + loading, is_cold
 

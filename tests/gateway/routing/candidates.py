@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from gateway.upstreams.loaded import Loaded
+
 
 @dataclass(eq=False, slots=True)
 class FakeCandidate:
@@ -11,6 +13,7 @@ class FakeCandidate:
     weight: float = 1.0
     in_flight: int = 0
     latency: float = 0.0
+    loaded: Loaded | None = None
 
 
 def candidates(count: int) -> list[FakeCandidate]:

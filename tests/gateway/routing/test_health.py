@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from gateway.settings.upstreams import BreakerSettings, HealthSettings
+from gateway.settings.upstreams import BreakerSettings, HealthSettings, RoutingSettings
 from gateway.upstreams.mock import Reply
 from tests.gateway.client import Client, chat
 from tests.gateway.conftest import Stage
@@ -296,3 +296,34 @@ async def test_an_error_says_nothing_of_an_upstreams_speed(stage: Stage) -> None
     mock.replies[:] = [Reply(delay=0.02)]
     await client.post(chat())
     assert client.gateway.router.upstreams[0].latency > 0
+
+
+RUNNING = b'{"models":[{"name":"mock:latest","model":"mock:latest"}]}'
+STATUSES = b'{"data":[{"id":"mock","status":{"value":"loaded"}},{"id":"other","status":{"value":"unloaded"}}]}'
+
+
+@pytest.mark.parametrize(("running", "listed"), [(RUNNING, LISTED), (LISTED, STATUSES)], ids=["Ollama", "llama.cpp"])
+async def test_who_says_that_it_has_the_model_is_asked(stage: Stage, running: bytes, listed: bytes) -> None:
+    """With `model-aware` the upstream that tells what it has in memory gets the first request for it."""
+    asked: list[str] = []
+
+    def answering(name: str, running: bytes, listed: bytes) -> Callable[[bytes], bytes]:
+        def answer(head: bytes) -> bytes:
+            if head.startswith(b"POST /v1/chat"):
+                asked.append(name)
+                return json_reply(ANSWER)
+            return json_reply(running if b" /api/ps" in head else listed)
+
+        return answer
+
+    cold, warm = nothing_listens(), nothing_listens()
+    nobody = STATUSES.replace(b'"loaded"', b'"unloaded"') if listed is STATUSES else LISTED
+    async with (
+        listening(cold, answering("cold", b'{"models":[]}' if running is RUNNING else LISTED, nobody)),
+        listening(warm, answering("warm", running, listed)),
+    ):
+        client = await stage.gateway(cold, warm, routing=RoutingSettings(strategy="model-aware"))
+        await client.gateway.router.refresh()
+        for number in range(4):
+            await client.post(chat(f"question {number}"))
+    assert asked == ["warm"] * 4

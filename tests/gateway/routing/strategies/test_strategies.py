@@ -17,6 +17,7 @@ from gateway.routing.strategies.rotation import RoundRobin, Weighted
 from gateway.routing.strategy import RouteRequest, Strategy
 from gateway.settings.upstreams import ModelSettings, RoutingSettings
 from gateway.settings.upstreams import Strategy as StrategyName
+from gateway.upstreams.loaded import Loaded
 from tests.gateway.routing.candidates import FakeCandidate, candidates
 
 ASKED = RouteRequest("m")
@@ -182,12 +183,30 @@ def test_a_model_that_has_not_been_used_is_taken_for_unloaded() -> None:
     """After five minutes without a request an upstream counts as cold."""
     now = 0.0
     loaded = LoadedModels(lambda: now)
-    loaded.note("a", "m")
-    assert loaded.has("a", "m")
-    assert not loaded.has("b", "m")
-    assert not loaded.has("a", "other")
+    a, b = candidates(2)
+    loaded.note(a.name, "m")
+    assert loaded.has(a, "m")
+    assert not loaded.has(b, "m")
+    assert not loaded.has(a, "other")
     now = 301.0
-    assert not loaded.has("a", "m")
+    assert not loaded.has(a, "m")
+
+
+def test_an_upstream_that_tells_what_is_loaded_is_believed() -> None:
+    """It has what it says, and what it was sent after it said so, and nothing else."""
+    now = 10.0
+    loaded = LoadedModels(lambda: now)
+    a, _ = candidates(2)
+    a.loaded = Loaded(frozenset({"told"}), 20.0)
+    loaded.note(a.name, "unloaded since")
+    now = 30.0
+    loaded.note(a.name, "sent since")
+    assert [loaded.has(a, model) for model in ("told", "sent since", "unloaded since", "never")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 @given(share=st.floats(0, 1), count=st.integers(1, 300))
