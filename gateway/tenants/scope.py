@@ -46,7 +46,7 @@ class Refusal:
         if self.which in (DAY, MONTH):
             when = "day" if self.which == DAY else "month"
             return BudgetExceeded(
-                f"{whose} has a budget of {limit / NANO:.2f} USD a {when} (UTC), of which {self.used / NANO:.2f} are"
+                f"{whose} has a budget of {_dollars(limit)} USD a {when} (UTC), of which {_dollars(self.used)} are"
                 " used or reserved: too little is left for this request.",
                 self.wait,
                 {},
@@ -84,6 +84,11 @@ def tightest(scopes: Sequence[Scope], which: int, used: Sequence[int]) -> tuple[
     """The limit of which least is left, and how much that is; None if no scope has this limit."""
     limits = [(scope.limit(which), scope.limit(which) - taken) for scope, taken in zip(scopes, used, strict=True)]
     return min((pair for pair in limits if pair[0] >= 0), key=lambda pair: pair[1], default=None)
+
+
+def _dollars(nano: int) -> str:
+    """To the cent; less than a dollar exactly, since an answer may cost far less than a cent."""
+    return f"{nano / NANO:.2f}" if nano >= NANO or not nano else f"{nano / NANO:.9f}".rstrip("0")
 
 
 def _numbers(limits: Limits) -> tuple[int, ...]:

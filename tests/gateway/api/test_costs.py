@@ -156,3 +156,6 @@ async def test_the_command_prints_a_table(server: Server, capsys: pytest.Capture
     assert (await command("--csv", "--by", "team"))[1].splitlines()[1].startswith("web,2,1,")
     assert (await command("--by", "nothing"))[0] == 1
     assert "admin key" in (await command(key="another"))[2]
+
+    server.ledger.hit(entry(model="small", upstream="openai", repeat_cost=0.00001), "exact", "key_3", "lab")
+    assert (await command("--team", "lab"))[1].splitlines()[1].split()[-2:] == ["$0.00", "<$0.0001"]

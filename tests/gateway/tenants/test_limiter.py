@@ -275,6 +275,15 @@ async def test_a_budget_counts_what_was_spent(workers: Workers, valkey: Valkey, 
     await worker.limiter.admit_hit(caller(requests_per_minute=5, budget_per_day=1.0))  # hits cost nothing
 
 
+async def test_a_small_budget_is_told_exactly(workers: Workers, valkey: Valkey) -> None:
+    """What an answer costs may be far less than a cent."""
+    worker = await workers.start(valkey)
+    alice = caller(budget_per_day=0.0025)
+    await worker.limiter.admit(alice, 1, 1, 0.002)
+    with pytest.raises(BudgetExceeded, match=r"a budget of 0\.0025 USD a day \(UTC\), of which 0\.002 are used"):
+        await worker.limiter.admit(alice, 1, 1, 0.001)
+
+
 async def test_a_month_has_a_budget_of_its_own(workers: Workers, valkey: Valkey, raw: Any) -> None:
     """A new day begins with what the month has left; a new month with everything."""
     worker = await workers.start(valkey)
