@@ -72,7 +72,7 @@ async def create_key(request: web.Request) -> web.Response:
     """POST /v1/keys."""
     registry = _registry(request)
     key, secret = await registry.create(await _read(request, NewKey))
-    audit(request, "key.create", key.id, name=key.name, team=key.team)
+    audit(request, "key.create", key.id, name=key.name, team=key.team, models=key.models, limits=key.limits)
     return _json(KeyWithSecret(**_fields(key), secret=secret))
 
 
@@ -91,7 +91,7 @@ async def change_key(request: web.Request) -> web.Response:
     registry = _registry(request)
     changes = await _read(request, KeyChanges)
     key = await registry.change(request.match_info["id"], changes)
-    audit(request, "key.change", key.id)
+    audit(request, "key.change", key.id, changes=changes)
     return _json(Key(**_fields(key)))
 
 
@@ -127,7 +127,7 @@ async def set_team(request: web.Request) -> web.Response:
     name = checked_name(request.match_info["name"])
     team = Team(name=name, limits=(await _read(request, TeamLimits)).limits)
     await registry.set_team(team)
-    audit(request, "team.set", name)
+    audit(request, "team.set", name, limits=team.limits)
     return _json(_team(team))
 
 

@@ -1,5 +1,6 @@
 """The admin API of keys and teams."""
 
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -195,3 +196,17 @@ async def test_without_redis_there_are_no_keys(own_valkey: Valkey) -> None:
         assert (await server.refusal("GET", "/v1/keys"))[:2] == (503, "store_unavailable")
         assert (await server.refusal("POST", "/v1/keys", {"name": "a"}))[:2] == (503, "store_unavailable")
         assert (await (await serve(stack, None)).refusal("GET", "/v1/keys"))[:2] == (503, "store_unavailable")
+
+
+async def test_the_audit_has_what_was_allowed(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    """Limits of keys and teams, as they were set and changed; no secret."""
+    caplog.set_level(logging.INFO)
+    _, made = await server.ask("POST", "/v1/keys", {"name": "alice", "limits": {"budget_per_day": 5}, "models": ["m"]})
+    await server.ask("PATCH", "/v1/keys/alice", {"limits": {"budget_per_day": None, "concurrent_requests": 2}})
+    await server.ask("PUT", "/v1/teams/web", {"limits": {"tokens_per_minute": 9}})
+    lines = [record.getMessage() for record in caplog.records if record.name == "keepgate.audit"]
+    created, changed, team = map(msgspec.json.decode, lines)
+    assert (created["models"], created["limits"]["budget_per_day"]) == (["m"], 5)
+    assert changed["changes"] == {"limits": {"budget_per_day": None, "concurrent_requests": 2}}
+    assert team["limits"]["tokens_per_minute"] == 9
+    assert made["secret"] not in "".join(lines)
