@@ -21,7 +21,8 @@ GatewayError
 ├── UpstreamUnreachable   502  no connection, or it broke before an answer began
 ├── UpstreamDisconnected           502  it broke within an answer
 ├── CacheUnavailable             503  the shared store does not answer an operation that needs it
-├── Overloaded            503  too many connections, or too little memory
+├── Overloaded            503  too little memory
+│   └── TooBusy           429  too many connections or requests under way
 ├── NoUpstream            503  no upstream is ready
 │   └── TooManyRequests   429  the queues of all upstreams are full
 ├── UpstreamTimeout       504
@@ -184,6 +185,12 @@ class Overloaded(GatewayError):
     @property
     def headers(self) -> dict[str, str]:
         return {"Retry-After": "1"}
+
+
+class TooBusy(Overloaded):
+    status = 429
+    kind = "rate_limit_error"
+    code = "too_busy"
 
 
 class UpstreamError(GatewayError):

@@ -12,7 +12,7 @@ from aiohttp.http import RawRequestMessage
 from aiohttp.web_protocol import _ErrInfo
 
 from gateway import metrics
-from gateway.errors import GatewayError, InternalError, InvalidRequest, Overloaded
+from gateway.errors import GatewayError, InternalError, InvalidRequest, TooBusy
 from gateway.http.hosts import HostCheck
 from gateway.http.request_head import fault_of_head
 
@@ -69,7 +69,7 @@ class HttpConnection(web.RequestHandler):
 
     def _refusal(self, message: RawRequestMessage) -> GatewayError | None:
         if self._is_refused:
-            return Overloaded("The gateway has as many connections as it takes; try again.")
+            return TooBusy("The gateway has as many connections as it takes; try again.")
         return self._server.refusal(message)
 
     def handle_error(

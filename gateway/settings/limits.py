@@ -8,7 +8,7 @@ from gateway.settings.fields import Count, Flag, PositiveSeconds, Size, SizeFiel
 
 
 class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What one process accepts; beyond it a request gets 429 or 503 with Retry-After at once."""
+    """What one process accepts; beyond it a request gets 429, or for want of memory 503, with Retry-After at once."""
 
     max_requests: Count = None
     """Requests under way at the same time, without hits; by default unlimited."""

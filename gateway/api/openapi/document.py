@@ -18,13 +18,14 @@ _ERROR_FORMS = {"messages": AnthropicError, "ollama.chat": OllamaError}
 _REASONS = {
     400: "An invalid body, header or parameter. Of OpenAI's form, `param` names it.",
     401: "Without a virtual key or the admin key: `key_required`, `invalid_api_key` or `admin_key_required`.",
-    403: "`model_not_allowed` or `foreign_origin`; or no admin key is set, and the gateway does not listen on the"
-    " loopback alone: `admin_key_required`.",
+    403: "`model_not_allowed`, `endpoint_not_allowed` or `foreign_origin`; or no admin key is set, and the gateway does"
+    " not listen on the loopback alone: `admin_key_required`.",
     404: "`not_found`, `previous_response_not_found` or `no_prefix_store`; or the upstream does not have it.",
     408: "The client sent its body too slowly: `request_timeout`.",
     413: "The body is too long: `body_too_large`.",
     421: "The Host header names another host: `wrong_host`.",
-    429: "A limit is reached, as `Retry-After` says: `rate_limit_exceeded`, `insufficient_quota` or `upstream_busy`.",
+    429: "A limit is reached, as `Retry-After` says: `rate_limit_exceeded`, `insufficient_quota`,"
+    " `upstream_busy` or `too_busy`.",
     500: "A fault of the gateway: `internal_error`. Its log says where.",
     502: "No connection to an upstream, or it broke: `upstream_unreachable` or `upstream_cut`.",
     503: "No upstream is ready, or the shared store does not answer: `no_upstream` or `store_unavailable`.",

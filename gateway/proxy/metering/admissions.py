@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from gateway.errors import Overloaded
+from gateway.errors import Overloaded, TooBusy
 from gateway.http.memory_guard import MemoryGuard, memory_limit
 from gateway.proxy.inference_request import InferenceRequest
 from gateway.proxy.metering.accounting import Accounting
@@ -40,7 +40,7 @@ class Admissions:
     async def miss(self, inference: InferenceRequest) -> AsyncIterator[Admission]:
         """The time of a request whose answer is computed. What it may use is reserved.
 
-        Raises Overloaded, RateLimited, BudgetExceeded and CacheUnavailable.
+        Raises Overloaded, TooBusy, RateLimited, BudgetExceeded and CacheUnavailable.
         """
         with self._under_way_now(), await self._reserved(inference) as admission:
             yield admission
@@ -70,11 +70,11 @@ class Admissions:
             self._under_way -= 1
 
     def _shed(self) -> None:
-        """Refuse at once what would be too much. Raises Overloaded."""
+        """Refuse at once what would be too much. Raises Overloaded and TooBusy."""
         if self._memory.overloaded:
             raise Overloaded("The gateway is short of memory; try again.")
         if self._most is not None and self._under_way >= self._most:
-            raise Overloaded(f"The gateway has {self._most} requests under way, as many as it may; try again.")
+            raise TooBusy(f"The gateway has {self._most} requests under way, as many as it may; try again.")
 
 
 def _output_tokens(fields: Mapping[str, Any]) -> int:

@@ -77,13 +77,13 @@ async def test_another_host_and_another_origin_reach_no_handler() -> None:
 
 
 async def test_a_connection_over_the_limit_is_told_so() -> None:
-    """With 503 and Retry-After, and a place that becomes free is used."""
+    """With 429 and Retry-After, and a place that becomes free is used."""
     async with serving(max_connections=2) as port:
         async with connected(port) as first, connected(port) as second:
             assert [(await ask(connection)).status for connection in (first, second)] == [200, 200]
             async with connected(port) as third:
                 refused = await ask(third)
-                assert (refused.status, refused.error["code"]) == (503, "overloaded")
+                assert (refused.status, refused.error["code"]) == (429, "too_busy")
                 assert refused.headers["Retry-After"] == "1"
                 assert await third.reader.read() == b""
             assert (await ask(first)).status == 200
