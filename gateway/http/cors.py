@@ -36,12 +36,17 @@ def answering_preflights(origins: Collection[str]) -> Middleware:
 
 
 def marking_answers(origins: Collection[str]) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
-    """A signal of the application that lets pages of `origins` read every response, with all of its headers."""
+    """A signal of the application that lets pages of `origins` read every response, with all of its headers.
+
+    Other pages read none, whatever an upstream says.
+    """
 
     async def mark(request: web.Request, response: web.StreamResponse) -> None:
         if (origin := allowed_origin(request, origins)) is not None:
             response.headers["Access-Control-Allow-Origin"] = origin
             response.headers["Access-Control-Expose-Headers"] = _ANY
             response.headers.add("Vary", "Origin")
+        elif "Origin" in request.headers:
+            response.headers.popall("Access-Control-Allow-Origin", None)
 
     return mark

@@ -46,8 +46,7 @@ def build_application(settings: Settings, callers: Callers, parts: Mapping[web.A
         application[key] = part
     application.on_response_prepare.append(mark_started)
     application.on_response_prepare.append(_name)
-    if settings.cors_origins:
-        application.on_response_prepare.append(marking_answers(settings.cors_origins))
+    application.on_response_prepare.append(marking_answers(settings.cors_origins))
     application.add_routes(
         [
             web.post("/v1/chat/completions", handlers.answer),
