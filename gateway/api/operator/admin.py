@@ -105,6 +105,7 @@ async def purge(request: web.Request) -> web.Response:
         await request.app[SEMANTIC].purged(scope, name)
         await request.app[CACHE].purge(scope, name)
     except StoreUnavailable as error:
+        audit(request, "cache.purge", name, scope=scope, is_complete=False)
         raise CacheUnavailable(f"The purge holds in this worker, but not in the shared store: {error}.") from error
     audit(request, "cache.purge", name, scope=scope)
     return _json({"purged": scope} if scope == "all" else {"purged": scope, scope: name})
@@ -117,6 +118,7 @@ async def _erase(request: web.Request, namespace: str) -> web.Response:
         await request.app[SEMANTIC].purged("namespace", namespace)
         erased = await request.app[CACHE].erase(namespace)
     except StoreUnavailable as error:
+        audit(request, "cache.erase", namespace, is_complete=False)
         raise CacheUnavailable(
             f"Nothing of the tenant is served in this worker, but the shared store may still have it: {error}. "
             "Repeat the request."

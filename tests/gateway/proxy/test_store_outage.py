@@ -1,6 +1,7 @@
 """A store that freezes, ends or returns: no request fails, and no failure counts as a miss."""
 
 import asyncio
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -180,14 +181,20 @@ async def test_a_gateway_starts_without_its_store(stage: Stage, folder: Path) ->
 
 
 @pytest.mark.parametrize("path", ["/v1/cache", "/v1/cache?model=mock"])
-async def test_a_purge_that_cannot_reach_the_store_is_503(stage: Stage, own_valkey: Valkey, path: str) -> None:
-    """A purge that cannot reach the store holds in its own gateway and gives 503."""
+async def test_a_purge_that_cannot_reach_the_store_is_503(
+    stage: Stage, own_valkey: Valkey, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A purge that cannot reach the store holds in its own gateway and gives 503; the audit has it."""
+    caplog.set_level(logging.INFO)
     client = await stage.gateway(await stage.mock(), redis=own_valkey.url, cache=PATIENT)
     await client.post(chat())
     await own_valkey.kill()
     refused = await client.send("DELETE", path)
 
     assert (refused.status, refused.error["code"]) == (503, "store_unavailable")
+    assert [record.__dict__["fields"]["action"] for record in caplog.records if record.name == "keepgate.audit"] == [
+        "cache.purge"
+    ]
     assert (await client.post(chat())).cache == "miss"
 
 
