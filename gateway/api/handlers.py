@@ -48,7 +48,7 @@ from gateway.surfaces.registry import PROBED_PATHS
 from gateway.surfaces.surface import Json
 from gateway.tenants.admission import Admission
 from gateway.tenants.caller import CALLER
-from gateway.tenants.policies import check_endpoint, check_model
+from gateway.tenants.policies import allows_model, check_endpoint, check_model
 from gateway.upstreams.upstream import Attempt, Upstream
 
 _encode = msgspec.json.Encoder().encode
@@ -123,14 +123,20 @@ async def show_model(request: web.Request) -> web.StreamResponse:
 
 
 async def listed_models(request: web.Request) -> list[Json]:
-    """What all upstreams list that answer in time, each model once. Raises UpstreamError where none does."""
+    """What all upstreams list that answer in time and the caller may use, each model once.
+
+    Raises UpstreamError where none answers.
+    """
+    caller = request[CALLER]
     upstreams = request.app[ROUTER].candidates(None)
-    headers = request[CALLER].forwarded(request.headers)
+    headers = caller.forwarded(request.headers)
     replies = await asyncio.gather(*(_listed(upstream, headers) for upstream in upstreams))
     if all(isinstance(reply, UpstreamError) for reply in replies):
         raise next(reply for reply in replies if isinstance(reply, UpstreamError))
     listed = [model for reply in replies if isinstance(reply, list) for model in reply]
-    return list({model["id"]: model for model in reversed(listed)}.values())[::-1]
+    table = request.app[ROUTING].models
+    allowed = {model["id"]: model for model in reversed(listed) if allows_model(caller, table.unaliased(model["id"]))}
+    return list(allowed.values())[::-1]
 
 
 async def _listed(upstream: Upstream, headers: CIMultiDictProxy[str]) -> list[Json] | UpstreamError:

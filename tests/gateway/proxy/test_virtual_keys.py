@@ -101,6 +101,16 @@ async def test_a_key_with_models_gets_no_other(keyed: tuple[Client, MockUpstream
     assert len(mock.received) == 2
 
 
+async def test_a_key_with_models_is_shown_no_other(stage: Stage, valkey: Valkey) -> None:
+    """An app offers the models that are listed, in each form: those that would not be refused."""
+    mock = await stage.mock(models=("small", "large", "old"))
+    client = await gateway_of(stage, valkey, mock, routing=RoutingSettings(aliases={"old": "small"}))
+    some, every = await key(client, "some", models=["small"]), await key(client, "every")
+    assert [model["id"] for model in (await some.get("/v1/models")).json["data"]] == ["small", "old"]
+    assert [model["name"] for model in (await some.get("/api/tags")).json["models"]] == ["small", "old"]
+    assert len((await every.get("/v1/models")).json["data"]) == 3
+
+
 @pytest.mark.parametrize("body", ['{"model":"mock","x":NaN}', '{"model":"mock","x":"%s"}' % ("x" * 2**19), '{"x":1}'])
 async def test_a_key_with_models_gets_no_other_from_a_relayed_endpoint(
     keyed: tuple[Client, MockUpstream], body: str
