@@ -22,6 +22,8 @@ examples:
   keepgate serve                                   the small in-repo model, nothing else needed
   keepgate serve --upstream http://gpu:8000/v1     in front of any OpenAI-compatible server
   keepgate serve --upstream mock:                  a scripted upstream, to try an app without a model
+  keepgate keys create alice --budget-per-month 20 a key for a client, where the setting keys.required is true
+  keepgate costs --by team,model                   what answers cost and hits saved
   keepgate backend --model ./Llama-3.2-1B          the decode engine alone
   keepgate plan ./Llama-3.2-1B --memory 24GB       what fits a device: weights, KV memory, batch
   keepgate quantize ./Llama-3.2-1B --method gptq --bits 4 --calibration text.txt --out ./Llama-3.2-1B-int4
