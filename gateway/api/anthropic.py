@@ -5,19 +5,20 @@ from collections.abc import Sequence
 import msgspec
 from aiohttp import web
 
-from gateway.api.app_keys import ROUTER, SETTINGS
+from gateway.api.app_keys import ADMISSIONS, ROUTER, ROUTING, SETTINGS
 from gateway.errors import InvalidRequest, NotFound, UpstreamDisconnected, refusal
 from gateway.http.body import read_body
 from gateway.http.fetched_urls import check_urls
 from gateway.http.json_object import decode_object
 from gateway.proxy.inference_request import no_such_path
+from gateway.proxy.model_names import resolved
 from gateway.routing.call import RouteCall
 from gateway.surfaces.messages.requests import chat_request
 from gateway.surfaces.surface import Json
 from gateway.surfaces.timestamps import rfc3339
 from gateway.tenants.caller import CALLER
 from gateway.tenants.credentials import OTHER_HEADERS, bearer
-from gateway.tenants.policies import check_model
+from gateway.upstreams.identity import with_own_model
 from gateway.upstreams.upstream import Attempt
 
 _encode = msgspec.json.Encoder().encode
@@ -57,6 +58,10 @@ async def count_tokens(request: web.Request) -> web.Response:
     if not isinstance(model, str) or not model:
         raise InvalidRequest("'model' must be the name of a model, as listed by GET /v1/models.", param="model")
     check_urls(fields, settings.security.urls)
+    named, caller = model, request[CALLER]
+    model = resolved(request.app[ROUTING].models, named, fields, request.headers, caller).model
+    if model != named:
+        body, fields = with_own_model(body, {named: model}), {**fields, "model": model}
     chat = chat_request({"max_tokens": 1, **fields}).fields
     prompt = _encode({name: chat[name] for name in _OF_A_PROMPT if name in chat})
     native = Attempt(request.rel_url.raw_path_qs, body, needs=request.path, lacking=no_such_path)
@@ -69,8 +74,6 @@ async def count_tokens(request: web.Request) -> web.Response:
         dropped=OTHER_HEADERS,
     )
     absent = NotFound(f"The upstream of {model!r} does not count tokens: it has no {request.path} and no /tokenize.")
-    caller = request[CALLER]
-    check_model(caller, model)
     call = RouteCall(
         method="POST",
         headers=caller.forwarded(request.headers),
@@ -80,12 +83,14 @@ async def count_tokens(request: web.Request) -> web.Response:
         own=caller.own,
         namespace=caller.namespace,
     )
-    with await request.app[ROUTER].request(call) as reply:
-        said = await reply.body(_MAX_BYTES)
-        if reply.attempt is native:
-            return web.Response(status=reply.status, body=said, headers=reply.headers)
-        if reply.status != 200:
-            raise refusal(reply.status, said)
+    async with request.app[ADMISSIONS].other(caller, body) as admission:
+        admission.settle(0, 0)
+        with await request.app[ROUTER].request(call) as reply:
+            said = await reply.body(_MAX_BYTES)
+    if reply.attempt is native:
+        return web.Response(status=reply.status, body=said, headers=reply.headers)
+    if reply.status != 200:
+        raise refusal(reply.status, said)
     try:
         count = msgspec.json.decode(said, type=_Count).count
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -49,6 +49,7 @@ from gateway.surfaces.surface import Json
 from gateway.tenants.admission import Admission
 from gateway.tenants.caller import CALLER
 from gateway.tenants.policies import allows_model, check_endpoint, check_model
+from gateway.upstreams.identity import with_own_model
 from gateway.upstreams.upstream import Attempt, Upstream
 
 _encode = msgspec.json.Encoder().encode
@@ -178,7 +179,8 @@ async def forward(request: web.Request) -> web.StreamResponse:
     named = request.match_info.get("model") or fields.get("model")
     model = None
     if isinstance(named, str):
-        model = resolved(request.app[ROUTING].models, named, {}, request.headers, caller).model
+        model = resolved(request.app[ROUTING].models, named, fields, request.headers, caller).model
+        body = with_own_model(body, {named: model}) if body and model != named else body
     elif body:  # a key with a list of models has none that is not named
         check_model(caller, "")
     path = request.rel_url.raw_path_qs

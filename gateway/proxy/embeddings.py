@@ -108,7 +108,7 @@ def parse_embeddings(
         return None
     if not all(isinstance(item, str) or _are_tokens(item) for item in inputs):
         return None
-    chosen = resolved(models, model, {}, headers, caller).model
+    chosen = resolved(models, model, fields, headers, caller).model
     if chosen != model:
         body, model, fields = with_own_model(body, {model: chosen}), chosen, {**fields, "model": chosen}
     family = "embeddings" + answer_headers(headers, settings.key_headers)

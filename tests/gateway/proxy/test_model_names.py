@@ -90,6 +90,26 @@ async def test_names_of_one_model_share_answers(routed: tuple[Client, MockUpstre
     assert len(mock.received) == 3
 
 
+async def test_rules_know_the_length_of_what_is_embedded(routed: tuple[Client, MockUpstream]) -> None:
+    """As that of a chat's prompt."""
+    client, mock = routed
+    for text in ("short", LONG):
+        assert (await client.post({"model": "chat", "input": [text]}, "/v1/embeddings")).status == 200
+    assert [received.fields["model"] for received in mock.received] == ["small", "chat"]
+
+
+@pytest.mark.parametrize("path", ["/v1/messages/count_tokens", "/v1/pooling"])
+async def test_an_alias_is_known_to_endpoints_that_are_not_cached(stage: Stage, path: str) -> None:
+    """The upstream that has the model is asked for it."""
+    other = await stage.mock(models=("other",))
+    async with MockUpstream(models=("chat",), paths=(path,)).serving() as mock:
+        client = await stage.gateway(other, mock, routing=routing(**ROUTING))
+        await client.gateway.router.refreshed.wait()
+        assert (await client.post(chat(LONG, model="gpt-4"), path)).status == 200
+        assert [received.fields["model"] for received in mock.received] == ["chat"]
+    assert other.received == []
+
+
 async def test_only_the_name_of_the_model_changes_in_a_body(routed: tuple[Client, MockUpstream]) -> None:
     """All other bytes reach the upstream as they are."""
     client, mock = routed

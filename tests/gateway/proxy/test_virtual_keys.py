@@ -217,6 +217,14 @@ async def test_hits_count_for_the_limit_of_requests(keyed: tuple[Client, MockUps
     assert (await client.get("/v1/cache/stats", **{"x_keepgate_admin_key": "operator"})).status == 200
 
 
+async def test_counted_tokens_count_as_requests(keyed: tuple[Client, MockUpstream]) -> None:
+    """They are an upstream's work as well."""
+    limited = await key(keyed[0], "limited", limits={"requests_per_minute": 2})
+    answers = [await limited.post(chat(str(number)), "/v1/messages/count_tokens") for number in range(3)]
+    assert [answer.status for answer in answers][2] == 429
+    assert [answer.status for answer in answers][:2] == [404, 404]  # the upstream has neither this nor a tokenizer
+
+
 async def test_slots_are_those_of_requests_under_way(keyed: tuple[Client, MockUpstream]) -> None:
     """A second request at the same time is refused where one is allowed, and the next one is not."""
     client, mock = keyed
