@@ -73,6 +73,7 @@ class _Batch:
     done: asyncio.Event = field(default_factory=asyncio.Event)
     entries: dict[str, Entry] = field(default_factory=dict)
     charge: Charge | None = None
+    tokens: int = 0
     error: GatewayError | None = None
     status: int = 0
     headers: CIMultiDict[str] = field(default_factory=CIMultiDict)
@@ -162,10 +163,9 @@ class Embeddings:
                 if any(batch.asked is not asked and batch.status != 200 for batch in batches):
                     # The refusal may be about what only the other request had.
                     batches = await self._computed(asked, entries, deadline, joins=False)
-                charges = [batch.charge for batch in batches if batch.asked is asked and batch.charge is not None]
-                admission.settle(
-                    sum(charge.prompt_tokens for charge in charges), sum(charge.cost or 0.0 for charge in charges)
-                )
+                started = [batch for batch in batches if batch.asked is asked]
+                dollars = sum(batch.charge.cost or 0.0 for batch in started if batch.charge is not None)
+                admission.settle(sum(batch.tokens for batch in started), dollars)
             for batch in batches:
                 if batch.error is not None:
                     raise batch.error
@@ -261,8 +261,8 @@ class Embeddings:
                 seconds = time.monotonic() - began
                 upstream = answer.upstream
             items = await asyncio.to_thread(_items, batch.body, inputs)
-            tokens = sum(tokens for _, tokens in items)
-            batch.charge = self._accounting.embedded(asked.caller, upstream, answer.share, asked.model, tokens)
+            batch.tokens = sum(tokens for _, tokens in items)
+            batch.charge = self._accounting.embedded(asked.caller, upstream, answer.share, asked.model, batch.tokens)
         except UpstreamError as error:
             return error
         except ValueError as error:

@@ -141,6 +141,11 @@ class Flight:
         return time.monotonic() - self._began
 
     @property
+    def output_tokens(self) -> int:
+        """An estimate of the tokens that came: one for each event of a stream."""
+        return self._first + len(self._chunks) if self.is_stream else self._size // 4
+
+    @property
     def content_type(self) -> str:
         return self.headers.get("Content-Type", "")
 

@@ -196,10 +196,9 @@ class SingleFlight:
         try:
             await flight.run(request())  # whose faults are the flight's
         finally:
-            charge = flight.charge = self._accounting.computed(inference, flight)
+            flight.charge = self._accounting.computed(inference, flight)
             _end_span(flight)
-            tokens = 0 if charge is None else charge.prompt_tokens + charge.completion_tokens
-            admission.settle(tokens, 0.0 if charge is None else charge.cost or 0.0)
+            admission.settle(*self._accounting.used(inference, flight))
         _count(flight)
         if flight.recording is None or not keeps or not writes_cache(inference.caller):
             return

@@ -13,8 +13,12 @@ from gateway.costs.usage import TokenUsage
 from gateway.metrics import HitCounter
 from gateway.proxy.flight import Flight
 from gateway.proxy.inference_request import InferenceRequest
+from gateway.surfaces.whole import WholeEndpoint
 from gateway.tenants.caller import Caller
 from gateway.upstreams.upstream import Upstream
+
+BYTES_PER_TOKEN = 4
+"""Of English text, where the upstream does not say."""
 
 
 class Accounting:
@@ -56,6 +60,23 @@ class Accounting:
         charge = self._pricing.charge(upstream.name, upstream.settings, model, usage, flight.share)
         self._ledger.record(charge, *_names(inference.caller))
         return charge
+
+    def used(self, inference: InferenceRequest, flight: Flight) -> tuple[int, float]:
+        """Tokens and dollars that the upstream's answer counts for limits, once its charge is known.
+
+        Where the upstream has not said them, as of an answer that was broken off, they are estimated from the prompt
+        and from what came: who leaves early has used them all the same.
+        """
+        if flight.status != 200:
+            return 0, 0.0
+        usage = flight.recording.billed if flight.recording is not None else None
+        cost = None if flight.charge is None else flight.charge.cost
+        if usage is not None:
+            return usage.prompt + usage.completion, cost or 0.0
+        if isinstance(flight.form, WholeEndpoint):
+            return 0, cost or 0.0
+        prompt, output = len(inference.body) // BYTES_PER_TOKEN, flight.output_tokens
+        return prompt + output, self.estimate(inference, prompt, output) if cost is None else cost
 
     def joined(self, inference: InferenceRequest, flight: Flight) -> None:
         """A request that shared the upstream call of another one, once that has ended."""

@@ -7,14 +7,12 @@ from typing import Any
 from gateway.errors import Overloaded, TooBusy
 from gateway.http.memory_guard import MemoryGuard, memory_limit
 from gateway.proxy.inference_request import InferenceRequest
-from gateway.proxy.metering.accounting import Accounting
+from gateway.proxy.metering.accounting import BYTES_PER_TOKEN, Accounting
 from gateway.settings.settings import Settings
 from gateway.tenants.admission import UNLIMITED, Admission
 from gateway.tenants.caller import Caller
 from gateway.tenants.limiter import Limiter
 
-# Of English text; what a request used replaces the estimate when it ends.
-_BYTES_PER_TOKEN = 4
 _OUTPUT_FIELDS = ("max_completion_tokens", "max_tokens")
 # Of an answer without a limit.
 _USUAL_OUTPUT_TOKENS = 256
@@ -48,14 +46,14 @@ class Admissions:
     @asynccontextmanager
     async def other(self, caller: Caller, body: bytes | None) -> AsyncIterator[Admission]:
         """The time of a request of which the gateway does not learn what it used. Raises what `miss` raises."""
-        tokens = len(body or b"") // _BYTES_PER_TOKEN
+        tokens = len(body or b"") // BYTES_PER_TOKEN
         with self._under_way_now(), await self._limiter.admit(caller, tokens, 0, 0.0) as admission:
             yield admission
 
     async def _reserved(self, inference: InferenceRequest) -> Admission:
         if inference.caller.key is None:
             return UNLIMITED
-        prompt_tokens = len(inference.body) // _BYTES_PER_TOKEN
+        prompt_tokens = len(inference.body) // BYTES_PER_TOKEN
         output_tokens = min(_output_tokens(inference.asked.fields) * inference.choices, _MOST_TOKENS)
         dollars = self._accounting.estimate(inference, prompt_tokens, output_tokens)
         return await self._limiter.admit(inference.caller, prompt_tokens, output_tokens, dollars)

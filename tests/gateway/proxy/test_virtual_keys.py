@@ -9,9 +9,9 @@ import pytest
 from gateway.settings.limits import KeySettings
 from gateway.settings.operations import CostSettings
 from gateway.settings.upstreams import RoutingSettings, UpstreamSettings
-from gateway.upstreams.mock import MockUpstream
+from gateway.upstreams.mock import MockUpstream, Reply
 from tests.cache.valkey import Valkey
-from tests.gateway.client import Client, chat
+from tests.gateway.client import CHAT, Client, chat
 from tests.gateway.conftest import Stage
 
 ADMIN = {"x-keepgate-admin-key": "operator"}
@@ -215,6 +215,31 @@ async def test_hits_count_for_the_limit_of_requests(keyed: tuple[Client, MockUps
     assert int(answers[-1].headers["Retry-After"]) in range(1, 63)
     assert len(mock.received) == 1
     assert (await client.get("/v1/cache/stats", **{"x_keepgate_admin_key": "operator"})).status == 200
+
+
+async def test_an_answer_that_is_broken_off_is_paid(stage: Stage, valkey: Valkey) -> None:
+    """By what was sent of it: who leaves before the usage has got the rest for nothing otherwise."""
+    mock = await stage.mock(Reply(events=[{"choices": [{"index": 0, "delta": {"content": "a"}}]}] * 50, pause=0.01))
+    prices = {"mock": {"input": 0, "output": 1e6}}  # a dollar for each word
+    client = await gateway_of(stage, valkey, mock, costs=msgspec.convert({"prices": prices}, CostSettings))
+    limited = await key(client, "limited", limits={"budget_per_day": 30})
+    async with limited.stream(chat("one", stream=True, max_tokens=25)) as stream:
+        for _ in range(15):
+            await stream.event()
+    await client.until("flights", 0)
+    assert (await limited.post(chat("two", max_tokens=20))).error["code"] == "insufficient_quota"
+    assert (await limited.post(chat("two", max_tokens=2))).status == 200
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHAT, chat("a " * 60)), ("/v1/embeddings", {"input": "a " * 60})])
+async def test_tokens_are_limited_without_prices(stage: Stage, valkey: Valkey, path: str, body: dict[str, Any]) -> None:
+    """Whether or not costs are computed."""
+    mock = await stage.mock()
+    client = await gateway_of(stage, valkey, mock, costs=CostSettings(enabled=False))
+    limited = await key(client, "limited", limits={"tokens_per_minute": 50})
+    asked = [{**body, "model": "mock", "user": "u", "seed": number} for number in range(2)]
+    answers = [await limited.post(each, path, Cache_Control="no-cache") for each in asked]
+    assert [answer.status for answer in answers] == [200, 429]
 
 
 async def test_counted_tokens_count_as_requests(keyed: tuple[Client, MockUpstream]) -> None:
