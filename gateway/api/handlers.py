@@ -42,7 +42,7 @@ from gateway.proxy import conversations
 from gateway.proxy.deadlines import deadline_in, timeout_of, wait_until
 from gateway.proxy.embeddings import parse_embeddings
 from gateway.proxy.inference_request import parse_request
-from gateway.proxy.model_names import resolved
+from gateway.proxy.model_names import NO_FACTS, resolved
 from gateway.routing.call import RouteCall
 from gateway.surfaces.registry import PROBED_PATHS
 from gateway.surfaces.surface import Json
@@ -114,17 +114,18 @@ async def list_models(request: web.Request) -> web.Response:
 
 async def show_model(request: web.Request) -> web.StreamResponse:
     """GET /v1/models/{model}, from an upstream that has it; for Anthropic's clients in their form, from the list."""
-    if "anthropic-version" not in request.headers:
+    name, is_anthropic = request.match_info["model"], "anthropic-version" in request.headers
+    if not is_anthropic and name not in request.app[ROUTING].models.names:
         return await forward(request)
-    name = request.match_info["model"]
     for model in await listed_models(request):
         if model["id"] == name:
-            return _json(model_info(model))
+            return _json(model_info(model) if is_anthropic else model)
     raise NotFound(f"The model {name!r} does not exist.")
 
 
 async def listed_models(request: web.Request) -> list[Json]:
-    """What all upstreams list that answer in time and the caller may use, each model once.
+    """What all upstreams list that answer in time, and names that the settings have for it: of each model that the
+    caller may use, once.
 
     Raises UpstreamError where none answers.
     """
@@ -136,8 +137,12 @@ async def listed_models(request: web.Request) -> list[Json]:
         raise next(reply for reply in replies if isinstance(reply, UpstreamError))
     listed = [model for reply in replies if isinstance(reply, list) for model in reply]
     table = request.app[ROUTING].models
-    allowed = {model["id"]: model for model in reversed(listed) if allows_model(caller, table.unaliased(model["id"]))}
-    return list(allowed.values())[::-1]
+    models = {model["id"]: model for model in reversed(listed)}
+    names = dict(reversed(models.items()))
+    for name in sorted(table.names - models.keys()):
+        if (answering := models.get(table.resolve(name, NO_FACTS).model)) is not None:
+            names[name] = {**answering, "id": name}
+    return [model for name, model in names.items() if allows_model(caller, table.unaliased(name))]
 
 
 async def _listed(upstream: Upstream, headers: CIMultiDictProxy[str]) -> list[Json] | UpstreamError:

@@ -242,11 +242,13 @@ def _suggestion(word: str, known: list[str]) -> str:
 
 
 def _serve(parsed: argparse.Namespace) -> int:
+    from gateway.routing.models import check_models
     from gateway.settings.fields import SettingsError
     from gateway.settings.refusals import PREFIX
     from gateway.settings.reloading import stamp_of
     from gateway.settings.settings import Settings
     from gateway.settings.sources import load
+    from gateway.upstreams.identity import check_api_keys
     from telemetry.logs import configure_logging
 
     given = {name: value for name, value in vars(parsed).items() if name not in ("command", "config")}
@@ -257,7 +259,11 @@ def _serve(parsed: argparse.Namespace) -> int:
     seen = stamp_of(path)
 
     def read() -> tuple[Settings, list[str]]:
-        return load(path, environment, given)
+        return load(path, environment, given, check)
+
+    def check(settings: Settings) -> None:
+        check_models(settings.routing, settings.servers)
+        check_api_keys(settings.servers)
 
     try:
         settings, warnings = read()

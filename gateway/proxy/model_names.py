@@ -22,7 +22,7 @@ def resolved(
     name = models.unaliased(model)
     check_model(caller, name)
     if not models.has_rules(name):
-        return models.resolve(model, _NO_FACTS)
+        return models.resolve(model, NO_FACTS)
     facts = RequestFacts(
         prompt_chars=sum(_chars(fields[field]) for field in _PROMPT_FIELDS if field in fields),
         tools=bool(fields.get("tools") or fields.get("functions")),
@@ -33,7 +33,7 @@ def resolved(
     return models.resolve(model, facts)
 
 
-_NO_FACTS = RequestFacts()
+NO_FACTS = RequestFacts()
 
 
 def _chars(value: Any) -> int:

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from yarl import URL
 
-from gateway.settings.fields import SettingsError
+from gateway.settings.fields import SettingsConflict
 from gateway.settings.upstreams import ModelSettings, RoutingSettings, RuleSettings, UpstreamSettings
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
@@ -40,7 +40,7 @@ class ModelTable:
     """Aliases, variants, fallbacks and upstreams of models. Immutable."""
 
     def __init__(self, routing: RoutingSettings, servers: Sequence[UpstreamSettings]) -> None:
-        """Raises SettingsError for names that do not go together; the message names the key."""
+        """Raises SettingsConflict for names that do not go together."""
         self._settings = routing
         self._aliases = {name: _target(name, routing.aliases) for name in routing.aliases}
         if servers:
@@ -107,20 +107,28 @@ class ModelTable:
         return tuple(map(self._unaliased, self.settings(name).fallbacks))
 
     def _check(self, name: str, model: ModelSettings) -> None:
-        key = f"routing.models.{name}"
+        key = ("routing", "models", name)
         if name in self._aliases:
-            raise SettingsError(f"{key}: {name!r} is an alias of {self._aliases[name]!r} as well; one of both")
+            raise SettingsConflict(key, f": {name!r} is an alias of {self._aliases[name]!r} as well; one of both")
         for number, rule in enumerate(model.rules):
             if rule.use not in model.variants:
                 known = _listed(model.variants)
-                raise SettingsError(f"{key}.rules[{number}].use: {rule.use!r} is no variant of it; {known}")
+                raise SettingsConflict(
+                    (*key, "rules", str(number), "use"), f": {rule.use!r} is no variant of it; {known}"
+                )
         for number, fallback in enumerate(model.fallbacks):
             if self._unaliased(fallback) == name:
-                raise SettingsError(f"{key}.fallbacks[{number}]: {fallback!r} is the model itself; name another one")
+                raise SettingsConflict(
+                    (*key, "fallbacks", str(number)), f": {fallback!r} is the model itself; name another one"
+                )
         if sum(model.canary.values()) > 1 + 1e-9:
-            raise SettingsError(
-                f"{key}.canary: expected shares of 1 together at most, got {sum(model.canary.values()):g}"
-            )
+            given = sum(model.canary.values())
+            raise SettingsConflict((*key, "canary"), f": expected shares of 1 together at most, got {given:g}")
+
+
+def check_models(routing: RoutingSettings, servers: Sequence[UpstreamSettings]) -> None:
+    """Raises SettingsConflict for names that do not go together."""
+    ModelTable(routing, servers)
 
 
 def upstream_name(server: UpstreamSettings) -> str:
@@ -130,11 +138,12 @@ def upstream_name(server: UpstreamSettings) -> str:
 
 
 def _target(alias: str, aliases: Mapping[str, str]) -> str:
-    """What an alias stands for, over further aliases. Raises SettingsError for a circle."""
+    """What an alias stands for, over further aliases. Raises SettingsConflict for a circle."""
     passed = [alias]
     while (name := aliases.get(passed[-1])) is not None:
         if name in passed:
-            raise SettingsError(f"routing.aliases.{alias}: {' → '.join([*passed, name])} is a circle; name a model")
+            circle = " → ".join([*passed, name])
+            raise SettingsConflict(("routing", "aliases", alias), f": {circle} is a circle; name a model")
         passed.append(name)
     return passed[-1]
 
@@ -142,15 +151,16 @@ def _target(alias: str, aliases: Mapping[str, str]) -> str:
 def _check_upstreams(routing: RoutingSettings, known: Collection[str]) -> None:
     for name, model in routing.models.items():
         for key, upstream in _upstream_keys(model):
+            path = ("routing", "models", name, *key)
             if upstream not in known:
-                raise SettingsError(f"routing.models.{name}.{key}: {upstream!r} is no upstream; {_listed(known)}")
-            if key.startswith("canary") and model.upstreams and upstream not in model.upstreams:
-                raise SettingsError(f"routing.models.{name}.{key}: is not among the upstreams of the model")
+                raise SettingsConflict(path, f": {upstream!r} is no upstream; {_listed(known)}")
+            if key[0] == "canary" and model.upstreams and upstream not in model.upstreams:
+                raise SettingsConflict(path, ": is not among the upstreams of the model")
 
 
-def _upstream_keys(model: ModelSettings) -> Iterator[tuple[str, str]]:
-    yield from ((f"upstreams[{number}]", name) for number, name in enumerate(model.upstreams))
-    yield from ((f"canary.{name}", name) for name in model.canary)
+def _upstream_keys(model: ModelSettings) -> Iterator[tuple[tuple[str, str], str]]:
+    yield from ((("upstreams", str(number)), name) for number, name in enumerate(model.upstreams))
+    yield from ((("canary", name), name) for name in model.canary)
 
 
 def _listed(names: Collection[str]) -> str:

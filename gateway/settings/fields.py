@@ -21,6 +21,20 @@ class SettingsError(Exception):
     """An invalid setting; the message names its source, its key, and what would be right."""
 
 
+class SettingsConflict(SettingsError):
+    """A setting that does not go with others, or with the machine. `message` goes on from the name of the setting."""
+
+    def __init__(self, path: tuple[str, ...], message: str) -> None:
+        super().__init__(dotted(path) + message)
+        self.path = path
+        self.message = message
+
+
+def dotted(path: tuple[str, ...]) -> str:
+    """A setting as a file names it, such as `upstreams[0].url`."""
+    return "".join(f"[{name}]" if name.isdecimal() else f".{name}" for name in path).removeprefix(".")
+
+
 class InvalidValue(ValueError):
     """Why a value is invalid; raised by the checks of a type."""
 

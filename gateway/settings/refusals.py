@@ -10,7 +10,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.settings.fields import InvalidValue, Secret, SettingsError, masked
+from gateway.settings.fields import InvalidValue, Secret, SettingsError, dotted, masked
 from gateway.settings.settings import Settings
 
 PREFIX = "KEEPGATE_"
@@ -47,7 +47,7 @@ class Layer:
         if self.source == _COMMAND_LINE:
             names = [name for name in path if not name.isdecimal()]
             return "--" + _OPTIONS.get(names[-1], names[-1]).replace("_", "-")
-        return _dotted(path) or "settings"
+        return dotted(path) or "settings"
 
 
 def environment_layer(values: dict[str, Any]) -> Layer:
@@ -181,10 +181,6 @@ def _value(values: Any, path: Path) -> Any:
     for step in path:
         values = values[int(step)] if isinstance(values, list | tuple) else values[step]
     return values
-
-
-def _dotted(path: Path) -> str:
-    return "".join(f"[{name}]" if name.isdecimal() else f".{name}" for name in path).removeprefix(".")
 
 
 def _nearest(path: Path) -> Path | None:

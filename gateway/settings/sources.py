@@ -5,13 +5,13 @@ line.
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_origin
 
 import msgspec
 
-from gateway.settings.fields import SettingsError, check_judge, check_store, check_upstream
+from gateway.settings.fields import SettingsConflict, SettingsError, check_judge, check_store, check_upstream
 from gateway.settings.prefix_defaults import SECRET_VARIABLE
 from gateway.settings.refusals import (
     PREFIX,
@@ -29,11 +29,16 @@ from gateway.settings.settings import Settings
 Keys = tuple[str, ...]
 
 
-def load(file: Path | None, environment: Mapping[str, str], arguments: Mapping[str, Any]) -> tuple[Settings, list[str]]:
+def load(
+    file: Path | None,
+    environment: Mapping[str, str],
+    arguments: Mapping[str, Any],
+    check: Callable[[Settings], None] = lambda settings: None,
+) -> tuple[Settings, list[str]]:
     """The settings, and warnings about variables that look meant for Keepgate but are none of its settings.
 
-    `arguments` holds what the command line said, None for what it did not; a dot in a name leads into a group. Raises
-    SettingsError.
+    `arguments` holds what the command line said, None for what it did not; a dot in a name leads into a group. `check`
+    may raise SettingsConflict. Raises SettingsError.
     """
     warnings: list[str] = []
     layers: list[Layer] = []
@@ -48,7 +53,11 @@ def load(file: Path | None, environment: Mapping[str, str], arguments: Mapping[s
         _check(layer, checked(layer))  # each on its own, so that the message can say who said it
         merged = _merge(merged, layer.values)
     settings = checked(Layer("settings", merged))
-    _check_all(settings)
+    try:
+        _check_all(settings)
+        check(settings)
+    except SettingsConflict as conflict:
+        raise _last_to_name(layers, conflict.path).error(conflict.path, conflict.message) from conflict
     if settings.upstreams:
         warnings += [
             f"{layer.source}: {layer.name(path)} is not used: it is for the in-repo backend, and upstreams are named"
@@ -79,20 +88,46 @@ def _check_url(layer: Layer, path: Keys, url: str, check: Any) -> None:
 
 
 def _check_all(settings: Settings) -> None:
-    """Raises SettingsError for settings that do not go together, whichever sources they are from."""
+    """Raises SettingsConflict for settings that do not go together, whichever sources they are from."""
     if bool(settings.semantic.judge_url) != bool(settings.semantic.judge_model):
         missing = "judge_model" if settings.semantic.judge_url else "judge_url"
-        raise SettingsError(f"semantic.{missing}: expected one, for a judge is a model of a server; both, or none")
+        raise SettingsConflict(
+            ("semantic", missing), ": expected one, for a judge is a model of a server; both, or none"
+        )
     names: set[str] = set()
     for number, server in enumerate(settings.servers):
         if server.name in names:
-            raise SettingsError(f"upstreams[{number}].name: {server.name!r} is the name of another upstream as well")
+            path = ("upstreams", str(number), "name")
+            raise SettingsConflict(path, f": {server.name!r} is the name of another upstream as well")
         names.update(filter(None, [server.name]))
     if bool(settings.tls.certificate) != bool(settings.tls.key):
         missing = "key" if settings.tls.certificate else "certificate"
-        raise SettingsError(f"tls.{missing}: expected the path of a file, for TLS needs a certificate and its key")
+        raise SettingsConflict(
+            ("tls", missing), ": expected the path of a file, for TLS needs a certificate and its key"
+        )
     if settings.keys.required and settings.redis == "none":
-        raise SettingsError("keys.required: virtual keys are kept in Redis; set redis to a URL or to embedded")
+        raise SettingsConflict(
+            ("keys", "required"), ": virtual keys are kept in Redis; set redis to a URL or to embedded"
+        )
+
+
+def _last_to_name(layers: list[Layer], path: Keys) -> Layer:
+    """The source that names a setting, or most of it; the last of several."""
+    return max(reversed(layers), key=lambda layer: _depth(layer.values, path))
+
+
+def _depth(values: Any, path: Keys) -> int:
+    """How much of a path a source names."""
+    for depth, name in enumerate(path):
+        if isinstance(values, list) and name.isdecimal():
+            values = dict(enumerate(values))
+            key: Any = int(name)
+        else:
+            key = name
+        if not isinstance(values, dict) or key not in values:
+            return depth
+        values = values[key]
+    return len(path)
 
 
 def _from_environment(environment: Mapping[str, str], warnings: list[str]) -> dict[str, Any]:

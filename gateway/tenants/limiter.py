@@ -189,7 +189,7 @@ class Limiter:
             reply: list[int] = await self._run_admit(self._redis, keys, arguments)
         finally:
             self._turns.put_nowait(turn)
-        usage.shares = None
+        usage.is_away = False
         if reply[0]:
             raise self._refused(usage, reply).error()
         if miss[0]:

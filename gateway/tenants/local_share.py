@@ -30,11 +30,15 @@ class _Window:
 
 
 class LocalShare:
-    """What this worker lets through of one scope; it begins anew with each outage."""
+    """What this worker lets through of one scope during an outage.
 
-    def __init__(self) -> None:
-        self._requests = _Window()
-        self._tokens = _Window()
+    What it let through in another outage of the last minute counts.
+    """
+
+    def __init__(self, former: "LocalShare | None" = None) -> None:
+        """`former` is the share of the outage before, whose money Redis has heard of since."""
+        self._requests: _Window = _Window() if former is None else former._requests
+        self._tokens: _Window = _Window() if former is None else former._tokens
         self._running = 0
         self._money = 0
 

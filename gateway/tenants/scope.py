@@ -12,6 +12,8 @@ NANO = 10**9
 """Nano-dollars of a dollar: money is added as integers."""
 # In the order of the scripts' arguments, from 1.
 REQUESTS, TOKENS, SLOTS, DAY, MONTH = 1, 2, 3, 4, 5
+# Clients such as OpenAI's SDKs wait for a minute at most when they are told to.
+_LONGEST_WAIT = 60.0
 _NAMES = {REQUESTS: "requests", TOKENS: "tokens", SLOTS: "concurrent", DAY: "budget_day", MONTH: "budget_month"}
 
 
@@ -57,7 +59,8 @@ class Refusal:
             SLOTS: f"{limit} concurrent requests",
         }[self.which]
         figures = {} if self.which == SLOTS else rate_headers(_NAMES[self.which], limit, limit - self.used, self.wait)
-        return RateLimited(f"{whose} may have {what}; try again in {self.wait:.0f} s.", self.wait, figures)
+        wait = min(self.wait, _LONGEST_WAIT)
+        return RateLimited(f"{whose} may have {what}; try again in {wait:.0f} s.", wait, figures)
 
 
 def scopes_of(key: VirtualKey) -> tuple[Scope, ...]:

@@ -70,8 +70,10 @@ class Usage:
     batch: Batch = field(default_factory=Batch)
     spent: list[tuple[int, int]] = field(default_factory=list)
     """What Redis last said was spent of each scope by day and month."""
-    shares: tuple[LocalShare, ...] | None = None
-    """While Redis is away."""
+    shares: tuple[LocalShare, ...] = ()
+    """Of the outage, or of the last one."""
+    is_away: bool = False
+    """Whether Redis is away, as the last request for the key found."""
 
     def take_permit(self, now: float) -> bool:
         if not self.permits or now >= self.permits_until:
@@ -108,8 +110,9 @@ class Usage:
 
     def local_shares(self) -> Iterator[tuple[Scope, LocalShare, tuple[int, int]]]:
         """Each scope with this worker's share, and what was spent of it before Redis went away."""
-        if self.shares is None:
-            self.shares = tuple(LocalShare() for _ in self.scopes)
+        if not self.is_away:
+            self.is_away = True
+            self.shares = tuple(map(LocalShare, self.shares or (None,) * len(self.scopes)))
         spent = self.spent or [(0, 0)] * len(self.scopes)
         return zip(self.scopes, self.shares, spent, strict=True)
 

@@ -2,12 +2,12 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from gateway.settings.fields import Secret, SettingsError
+from gateway.settings.fields import InvalidValue, Secret, SettingsConflict, SettingsError
 from gateway.settings.upstreams import UpstreamSettings
 
 # A string, or the beginning or end of an object or array.
@@ -28,23 +28,39 @@ def api_key(settings: UpstreamSettings) -> Secret | None:
     """The operator's credential. Raises SettingsError where it is not there."""
     if settings.api_key is None:
         return None
-    kind, _, place = settings.api_key.partition(":")
-    name = f"upstreams: {settings.name or settings.url}: api_key"
+    try:
+        return Secret(_read_key(settings.api_key))
+    except InvalidValue as error:
+        raise SettingsError(f"upstreams: {settings.name or settings.url}: api_key: {error}") from error
+
+
+def check_api_keys(servers: Sequence[UpstreamSettings]) -> None:
+    """Raises SettingsConflict for a credential that is not there."""
+    for number, settings in enumerate(servers):
+        try:
+            if settings.api_key is not None:
+                _read_key(settings.api_key)
+        except InvalidValue as error:
+            raise SettingsConflict(("upstreams", str(number), "api_key"), f": {error}") from error
+
+
+def _read_key(source: str) -> str:
+    kind, _, place = source.partition(":")
     if kind == "env":
         key = os.environ.get(place, "").strip()
         if not key:
-            raise SettingsError(f"{name}: expected a key in the environment variable {place}, which is not set")
+            raise InvalidValue(f"expected a key in the environment variable {place}, which is not set")
     else:
         try:
             key = Path(place).expanduser().read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is no text"
-            raise SettingsError(f"{name}: cannot read the file {place}: {reason}") from error
+            raise InvalidValue(f"cannot read the file {place}: {reason}") from error
         if not key:
-            raise SettingsError(f"{name}: expected a key in the file {place}, which is empty")
+            raise InvalidValue(f"expected a key in the file {place}, which is empty")
     if not key.isascii() or not key.isprintable():
-        raise SettingsError(f"{name}: expected a key of printable ASCII characters in one line")
-    return Secret(key)
+        raise InvalidValue("expected a key of printable ASCII characters in one line")
+    return key
 
 
 def with_own_model(body: bytes, names: Mapping[str, str]) -> bytes:

@@ -68,7 +68,7 @@ _DROPPED_REQUEST_HEADERS = HOP_BY_HOP | {
     # Set by the gateway alone: a client that set it could read another tenant's KV blocks.
     NAMESPACE_HEADER,
 }
-_DROPPED_RESPONSE_HEADERS = HOP_BY_HOP | {"content-length", "content-encoding", "date", "server"}
+_DROPPED_RESPONSE_HEADERS = HOP_BY_HOP | {"content-length", "content-encoding", "date", "server", "set-cookie"}
 
 # A server that was closing a kept-alive connection resets it within a round trip. A later reset means that it failed on
 # the request, and would fail again.

@@ -90,6 +90,16 @@ async def test_names_of_one_model_share_answers(routed: tuple[Client, MockUpstre
     assert len(mock.received) == 3
 
 
+async def test_names_of_the_settings_are_listed(routed: tuple[Client, MockUpstream]) -> None:
+    """Apps that let people choose from GET /v1/models offer aliases and variants as well, each of which is found."""
+    client, _ = routed
+    listed = {model["id"]: model for model in (await client.get("/v1/models")).json["data"]}
+    assert listed.keys() == {"chat", "small", "large", "gpt-4", "chat:cheap", "chat:best"}
+    for name, model in listed.items():
+        assert (await client.get(f"/v1/models/{name}")).json["id"] == model["id"] == name
+    assert {model["name"] for model in (await client.get("/api/tags")).json["models"]} >= {"gpt-4"}
+
+
 async def test_rules_know_the_length_of_what_is_embedded(routed: tuple[Client, MockUpstream]) -> None:
     """As that of a chat's prompt."""
     client, mock = routed

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from backend.commands.command_line import Parser
 from backend.commands.serve import add_arguments
+from gateway.routing.models import check_models
 from gateway.settings.backend import BackendSettings
 from gateway.settings.fields import SettingsError, Size
 from gateway.settings.settings import Settings
 from gateway.settings.sources import load
+from gateway.upstreams.identity import check_api_keys
 
 
 def from_file(folder: Path, text: str | bytes) -> Settings:
@@ -250,30 +252,59 @@ def test_a_bad_value_in_a_list_or_a_mapping_is_named_with_its_line(
     assert said.startswith(f"{file}, line {line}: {message}"), said
 
 
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        (
+            "upstreams:\n- {url: 'http://a', name: a}\nrouting:\n  models:\n    m: {upstreams: [a]}\n"
+            "    gpt-4.1:\n      upstreams: [a, nosuch]\n",
+            7,
+            "routing.models.gpt-4.1.upstreams[1]: 'nosuch' is no upstream; there are a",
+        ),
+        ("routing:\n  aliases:\n    b: c\n    c: b\n", 3, "routing.aliases.b: b → c → b is a circle; name a model"),
+        ("redis: none\nkeys:\n  required: true\n", 3, "keys.required: virtual keys are kept in Redis"),
+        (
+            "upstreams:\n- {url: 'http://a', name: x}\n- {url: 'http://b', name: x}\n",
+            3,
+            "upstreams[1].name: 'x' is the name of",
+        ),
+        (
+            "upstreams:\n- url: http://a\n  api_key: env:NO_SUCH_VARIABLE\n",
+            3,
+            "upstreams[0].api_key: expected a key in the environment variable NO_SUCH_VARIABLE, which is not set",
+        ),
+        ("port: 1\ntls: {key: k.pem}\n", 2, "tls.certificate: expected the path of a file"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_named_with_their_line(
+    tmp_path: Path, text: str, line: int, message: str
+) -> None:
+    """The message names the file and the line of the setting to change."""
+    file = tmp_path / "keepgate.yaml"
+    file.write_text(text)
+
+    def check(settings: Settings) -> None:
+        check_models(settings.routing, settings.servers)
+        check_api_keys(settings.servers)
+
+    with pytest.raises(SettingsError) as refused:
+        load(file, {}, {}, check)
+    assert str(refused.value).startswith(f"{file}, line {line}: {message}")
+
+
+def test_a_conflict_is_told_of_the_source_that_named_the_setting(tmp_path: Path) -> None:
+    """Of a file and the environment it is the one that has the setting to change."""
+    file = tmp_path / "keepgate.yaml"
+    file.write_text("redis: none\n")
+    assert refusal(file, {"KEEPGATE_KEYS_REQUIRED": "true"}, {}).startswith("environment: KEEPGATE_KEYS_REQUIRED: ")
+
+
 def test_a_mapping_in_a_variable_is_json() -> None:
     """Keys and values are written as JSON there, and JSON that is none is refused."""
     assert from_environment(ROUTING_ALIASES='{"gpt": "qwen"}').routing.aliases == {"gpt": "qwen"}
     assert refusal(None, {"KEEPGATE_ROUTING_ALIASES": "gpt=qwen"}, {}).startswith(
         "environment: KEEPGATE_ROUTING_ALIASES: expected JSON: "
     )
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            "upstreams: [{url: 'http://a', name: x}, {url: 'http://b', name: x}]",
-            "upstreams[1].name: 'x' is the name of",
-        ),
-        ("tls: {key: k.pem}", "tls.certificate: expected the path of a file"),
-        ("redis: none\nkeys: {required: true}", "keys.required: virtual keys are kept in Redis"),
-    ],
-)
-def test_settings_that_do_not_go_together_are_refused(tmp_path: Path, text: str, message: str) -> None:
-    """The message names the setting that is missing, or is one too many."""
-    file = tmp_path / "keepgate.yaml"
-    file.write_text(text)
-    assert refusal(file, {}, {}).startswith(message)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

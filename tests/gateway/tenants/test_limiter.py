@@ -402,6 +402,19 @@ async def test_with_redis_away_each_worker_keeps_to_its_share(workers: Workers, 
     assert await admitted([both[0].limiter.admit(few, 1, 1, 0)]) == 1
 
 
+async def test_an_outage_soon_after_another_does_not_renew_the_share(workers: Workers, own_valkey: Valkey) -> None:
+    """What a worker let through in the last minute without Redis counts, however often Redis comes and goes."""
+    worker = await workers.start(own_valkey)
+    alice = caller(requests_per_minute=20, tokens_per_minute=10_000)
+    await own_valkey.kill()
+    assert await admitted([worker.limiter.admit(alice, 1, 1, 0) for _ in range(15)]) == 15
+    await own_valkey.start()
+    await worker.redis.breaker.wait_closed()
+    assert await admitted([worker.limiter.admit(alice, 1, 1, 0)]) == 1
+    await own_valkey.kill()
+    assert await admitted([worker.limiter.admit(alice, 1, 1, 0) for _ in range(15)]) == 5
+
+
 async def test_workers_are_counted(workers: Workers, valkey: Valkey) -> None:
     """Each hears of the others by their heartbeats."""
     started = [await workers.start(valkey) for _ in range(3)]
