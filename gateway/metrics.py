@@ -5,7 +5,9 @@ before this module is imported.
 """
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
@@ -27,8 +29,18 @@ def _counter(name: str, text: str, *labels: str) -> Counter:
     return Counter(f"keepgate_{name}", text, labels, registry=registry)
 
 
-def _histogram(name: str, text: str, *labels: str) -> Histogram:
-    return Histogram(f"keepgate_{name}", text, labels, buckets=_SECONDS, registry=registry)
+class Durations(Histogram):
+    """A histogram of seconds."""
+
+    def add(self, counts: Sequence[int], total: float) -> None:
+        """Add many observations at once: how many for each bucket alone, and their sum."""
+        self._sum.inc(total)
+        for bucket, count in zip(self._buckets, counts, strict=True):
+            bucket.inc(count)
+
+
+def _histogram(name: str, text: str, *labels: str) -> Durations:
+    return Durations(f"keepgate_{name}", text, labels, buckets=_SECONDS, registry=registry)
 
 
 requests = _counter("requests", "Requests for an answer, by how the cache took part.", "family", "cache", "layer")
@@ -68,7 +80,7 @@ request_seconds = _histogram(
     "request_duration_seconds", "From a request's arrival to the end of its answer.", "family", "cache"
 )
 first_byte_seconds = _histogram(
-    "time_to_first_byte_seconds", "From a request's arrival to the first byte of its answer.", "family", "cache"
+    "time_to_first_byte_seconds", "Until the first byte of an answer that is no hit.", "family", "cache"
 )
 upstream_seconds = _histogram("upstream_seconds", "How long upstreams took for a whole answer.")
 upstream_first_byte_seconds = _histogram("upstream_first_byte_seconds", "Until an upstream began to answer.")
@@ -154,7 +166,16 @@ class HitCounter:
 
     def __init__(self) -> None:
         self._counts = {(family, layer): [0, 0, 0, 0.0] for family in FAMILIES for layer in LAYERS}
+        self._durations: defaultdict[str, tuple[list[int], list[float]]] = defaultdict(
+            lambda: ([0] * (len(_SECONDS) + 1), [0.0])
+        )
         self._from_memory = 0
+
+    def time(self, family: str, seconds: float) -> None:
+        """How long a hit took, from the request's arrival to the end of its answer."""
+        counts, total = self._durations[family]
+        counts[bisect_left(_SECONDS, seconds)] += 1
+        total[0] += seconds
 
     def count_from_memory(self, family: Family, entry: Entry) -> None:
         """Count a hit of the fast path, which asks no tier."""
@@ -176,6 +197,9 @@ class HitCounter:
             tokens_saved.labels(layer, "completion").inc(completion_tokens)
             seconds_saved.labels(layer).inc(seconds)
             self._counts[family, layer] = [0, 0, 0, 0.0]
+        for timed, (durations, total) in self._durations.items():
+            request_seconds.labels(timed, "hit").add(durations, total[0])
+            durations[:], total[0] = [0] * len(durations), 0.0
         tier_lookups.labels("memory", "hit").inc(self._from_memory)
         self._from_memory = 0
 

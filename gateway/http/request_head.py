@@ -1,5 +1,6 @@
 """Requests that two servers may read differently are refused: by no request smuggling (RFC 9112, section 11.2)."""
 
+import functools
 import re
 
 from aiohttp import HttpVersion10, HttpVersion11
@@ -19,7 +20,7 @@ _AMBIGUOUS = re.compile(r"\\|%5c|%[01][0-9a-f]|%7f|%25(?:2e|2f|5c)|/(?:\.|%2e)+;
 def fault_of_head(message: RawRequestMessage) -> GatewayError | None:
     """Why a request that the parser has read is refused all the same, if so."""
     headers = message.headers
-    if message.version not in _VERSIONS:
+    if message.version is not HttpVersion11 and message.version not in _VERSIONS:
         return _refused("It speaks neither HTTP/1.1 nor HTTP/1.0", 505)
     if message.method not in _METHODS:
         return MethodNotAllowed(f"The method must be one of {', '.join(sorted(_METHODS))}.")
@@ -39,11 +40,14 @@ def _fault_of_target(target: str, host: str) -> GatewayError | None:
         authority = target.partition("://")[2].partition("/")[0].partition("?")[0]
         if authority.lower() != host.lower() or not authority:
             return _refused("Its target names another host than its Host header")
-    path = target.partition("?")[0]
-    for mark in _SUSPECT:
-        if mark in path:
-            return _refused("Servers differ in how they read its path") if _AMBIGUOUS.search(path) else None
+    if _is_ambiguous(target.partition("?")[0]):
+        return _refused("Servers differ in how they read its path")
     return None
+
+
+@functools.lru_cache(1024)
+def _is_ambiguous(path: str) -> bool:
+    return any(mark in path for mark in _SUSPECT) and _AMBIGUOUS.search(path) is not None
 
 
 def _refused(reason: str, status: int = 400) -> InvalidRequest:

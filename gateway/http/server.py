@@ -59,18 +59,17 @@ class HttpConnection(web.RequestHandler):
             if "Content-Encoding" in message.headers:
                 # A body that was refused is not read to its end: unpacked it may be a thousand times as long.
                 self._lingering_time = 0.0
-            if (error := self._refusal(message)) is not None:
+            if self._is_refused:
+                error: GatewayError | None = TooBusy("The gateway has as many connections as it takes; try again.")
+            else:
+                error = self._server.refusal(message)
+            if error is not None:
                 self._messages[place] = (_ErrInfo(error.status, error, error.message), payload)
         waiting = self._current_request
         if waiting is None or waiting.content.is_eof() or not self._messages:
             return
         if isinstance(self._messages[-1][0], _ErrInfo):  # the parser has given up
             waiting.content.set_exception(web.RequestPayloadError("it does not fit its own framing"))
-
-    def _refusal(self, message: RawRequestMessage) -> GatewayError | None:
-        if self._is_refused:
-            return TooBusy("The gateway has as many connections as it takes; try again.")
-        return self._server.refusal(message)
 
     def handle_error(
         self,

@@ -22,7 +22,7 @@ from gateway.http.server import Handler
 from gateway.proxy.inference_request import MAX_RISK_HEADER
 from gateway.proxy.metering.accounting import Accounting
 from gateway.proxy.metering.records import describe_caller, describe_hit
-from gateway.proxy.response_headers import hit_headers, whole_response
+from gateway.proxy.response_headers import ExactHits
 from gateway.settings.settings import Settings
 from gateway.surfaces.registry import BY_PATH, error_response
 from gateway.surfaces.surface import AnswerForm
@@ -55,6 +55,7 @@ class FastPath:
     ) -> None:
         self._application = application
         self._requests = requests
+        self._hits = ExactHits()
         self._cache = cache
         self._callers = callers
         self._limiter = limiter
@@ -102,30 +103,29 @@ class FastPath:
         tenant = caller.credential + answer_headers(request.headers, self._key_headers)
         if self._tells_keys and caller.key is not None:
             tenant += f"\nkey: {caller.key.id} {caller.key.name}"
-        raw = b"\0".join((*(text.encode("utf-8", "surrogateescape") for text in (request.raw_path, tenant)), body))
-        digest = xxhash.xxh3_128_digest(raw, self._seed)
+        text = f"{request.raw_path}\0{tenant}\0".encode("utf-8", "surrogateescape")
+        digest = xxhash.xxh3_128_digest(text + body, self._seed)
         if (found := self._find(digest, caller)) is None:
             request[RAW_DIGEST] = digest
             return await self._application(request)
-        slot, form, age = found
+        slot, form, now = found
         self._accounting.hit_from_memory(surface.family, slot.entry, caller)
         describe_hit(record, slot.entry, surface.family, "exact", slot.entry.repeat_cost)
         describe_caller(record, caller)
-        return whole_response(request, hit_headers(slot.entry, age, form, "exact"), slot.forms[form])
+        return self._hits.response(request, record.request_id, slot.entry, now, form, slot.forms[form])
 
     def _find(self, digest: bytes, caller: Caller) -> tuple[Slot, str, float] | None:
-        """The slot that answers this caller now, in which form, and its age in seconds."""
+        """The slot that answers this caller now, in which form, and the time in Unix seconds."""
         found = self._cache.memory.by_alias(digest)
         if found is None:
             return None
         slot, form = found
-        entry = slot.entry
-        age = entry.age(time.time())
-        if age >= entry.fresh_for or not self._cache.counts(entry):
+        entry, now = slot.entry, time.time()
+        if entry.age(now) >= entry.fresh_for or not self._cache.counts(entry):
             return None
         if caller.key is not None and not self._may_serve(caller, entry):
             return None
-        return slot, form, age
+        return slot, form, now
 
     def _may_serve(self, caller: Caller, entry: Entry) -> bool:
         """Whether the pipeline would serve it without a wait. It tells the caller of a refusal."""

@@ -19,7 +19,7 @@ from gateway.costs.cost import money
 from gateway.costs.pricing import Charge
 from gateway.proxy.lookup import ASKING_FOR_NEW
 from gateway.surfaces.registry import BY_FAMILY
-from gateway.telemetry.record import RECORD, name_response
+from gateway.telemetry.record import RECORD, REQUEST_ID_HEADER, name_response
 
 IGNORED_HEADER = "x-keepgate-ignored-fields"
 """Names the fields of a request that had no meaning for what answered it."""
@@ -32,6 +32,8 @@ COST_HEADERS = f"{COST_HEADER}, {SAVING_HEADER}"
 _JSON = "application/json"
 _money = functools.lru_cache(maxsize=4096)(money)
 _SERVER = f"Server: {SERVER_SOFTWARE}"
+_REQUEST_ID = REQUEST_ID_HEADER.encode()
+_MOST_HEADS = 1_000
 
 
 @functools.lru_cache(maxsize=1024)
@@ -69,8 +71,29 @@ def whole_response(request: web.BaseRequest, headers: MutableMapping[str, str], 
     if _is_plain(request):
         if (record := request.get(RECORD)) is not None:
             name_response(headers, record.request_id)
-        return _ReadyResponse(headers, body)
+        return _ReadyResponse(_head(headers, len(body)) + b"\r\n" + body)
     return web.Response(body=body, headers=headers)
+
+
+class ExactHits:
+    """Responses with answers from memory. The heads of those of one answer differ by the second alone."""
+
+    def __init__(self) -> None:
+        self._heads: dict[tuple[str, float, str], tuple[int, bytes]] = {}
+
+    def response(
+        self, request: web.BaseRequest, request_id: str, entry: Entry, now: float, form: str, body: bytes
+    ) -> web.StreamResponse:
+        """The entry's answer in this form, at the time `now` in Unix seconds."""
+        if not _is_plain(request):
+            return whole_response(request, hit_headers(entry, entry.age(now), form, "exact"), body)
+        name, second = (entry.id, entry.created, form), int(now)
+        known = self._heads.get(name)
+        if known is None or known[0] != second:
+            if len(self._heads) >= _MOST_HEADS:
+                self._heads.clear()
+            known = self._heads[name] = second, _head(hit_headers(entry, entry.age(now), form, "exact"), len(body))
+        return _ReadyResponse(b"%b%b: %b\r\n\r\n%b" % (known[1], _REQUEST_ID, request_id.encode(), body))
 
 
 def _is_plain(request: web.BaseRequest) -> bool:
@@ -90,15 +113,19 @@ def _date(now: int) -> str:
     return formatdate(now, usegmt=True)
 
 
+def _head(headers: Mapping[str, str], length: int) -> bytes:
+    """The head of a response but for the empty line at its end."""
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    head = f"HTTP/1.1 200 OK\r\n{lines}Content-Length: {length}\r\nDate: {_date(int(time.time()))}\r\n{_SERVER}\r\n"
+    return head.encode("utf-8", "surrogateescape")
+
+
 class _ReadyResponse(web.StreamResponse):
     """A response in one write, for a kept-alive HTTP/1.1 connection with an empty write buffer."""
 
-    def __init__(self, headers: Mapping[str, str], body: bytes) -> None:
+    def __init__(self, wire: bytes) -> None:
         super().__init__()
-        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-        date = _date(int(time.time()))
-        head = f"HTTP/1.1 200 OK\r\n{lines}Content-Length: {len(body)}\r\nDate: {date}\r\n{_SERVER}\r\n\r\n"
-        self._wire = head.encode("utf-8", "surrogateescape") + body
+        self._wire = wire
 
     @property
     def keep_alive(self) -> bool:

@@ -39,10 +39,11 @@ _NAMED_BEFORE = ("method", "path", "status", "request_id")
 class RequestLog:
     """Begins and ends the records of requests. Every `begin` is followed by one `finish`."""
 
-    def __init__(self, settings: LogSettings, tracing: Tracing) -> None:
+    def __init__(self, settings: LogSettings, tracing: Tracing, hits: metrics.HitCounter) -> None:
         self.settings = settings
         """Replaced when settings are read again."""
         self.tracing = tracing
+        self._hits = hits
         self.in_flight = 0
         """Requests that have begun and not ended."""
 
@@ -53,7 +54,8 @@ class RequestLog:
         """
         path = request.raw_path.partition("?")[0]
         record = RequestRecord(request_id_of(request.headers), request.method, path, time.monotonic())
-        record.span = self.tracing.begin(request.headers, f"{request.method} {route}".rstrip())
+        if self.tracing.is_on:
+            record.span = self.tracing.begin(request.headers, f"{request.method} {route}".rstrip())
         request[RECORD] = record
         CURRENT_REQUEST.set(record)
         self.in_flight += 1
@@ -63,24 +65,21 @@ class RequestLog:
         """The response has been sent, or was broken off; the record is complete."""
         ended = time.monotonic()
         self.in_flight -= 1
-        if record.family:
+        if record.cache == "hit":
+            self._hits.time(record.family, ended - record.began)
+        elif record.family:
             cache = record.cache or "none"
             metrics.request_seconds.labels(record.family, cache).observe(ended - record.began)
             if record.first_byte_at:
                 metrics.first_byte_seconds.labels(record.family, cache).observe(record.first_byte_at - record.began)
         if record.span.is_recorded:
             _end_span(record)
-        if self._is_told(record):
+        if self.settings.requests != "none" and self._is_told(record):
             fields = _fields(record, ended)
             log.info("%s", _Line(record, fields), extra={"fields": fields})
 
     def _is_told(self, record: RequestRecord) -> bool:
-        match self.settings.requests:
-            case "all":
-                return True
-            case "misses":
-                return record.cache not in ("", "hit") or record.status >= 400
-        return False
+        return self.settings.requests == "all" or record.cache not in ("", "hit") or record.status >= 400
 
 
 class _Line:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import time
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ from gateway.tenants.virtual_key import SECRET_PREFIX, VirtualKey
 
 _POLL_SECONDS = 0.2
 _MOST_KNOWN = 20_000
+# Anyone may send as many texts as it likes, of some kilobytes each.
+_MOST_KEYLESS = 1_000
 # A request with a key that this process has not met waits so many seconds for a Redis that is away.
 _PATIENCE = 0.5
 
@@ -46,6 +49,7 @@ class Callers:
         self._is_closed = settings.keys.without_redis == "closed"
         self._known_for = settings.keys.known_for
         self._known: dict[str, _Known] = {}
+        self._without_key = functools.lru_cache(_MOST_KEYLESS)(self._made_without_key)
         self._version: bytes | None = None
 
     def known(self, headers: CIMultiDictProxy[str]) -> Caller | None:
@@ -105,7 +109,7 @@ class Callers:
             secret = text  # no key, which Redis is asked for all the same: so that each refusal takes as long
         return await redis.patiently(lambda _: registry.find_by_secret(secret), patience)
 
-    def _without_key(self, text: str) -> Caller:
+    def _made_without_key(self, text: str) -> Caller:
         namespace = namespace_for(text)
         is_operator = self._admin_key is not None and carries(text, self._admin_key)
         is_told = self._separated_by.startswith("header:")  # which no upstream knows to separate tenants

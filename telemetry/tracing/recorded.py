@@ -26,6 +26,8 @@ _NO_CONTEXT = Context()
 class RecordingTracing(Tracing):
     """Traces a share of the requests, and those whose caller traces them."""
 
+    is_on = True
+
     def __init__(self, tracer: Tracer, share: float) -> None:
         self._tracer = tracer
         self._share = share

@@ -71,6 +71,8 @@ NO_SPAN = Span()
 class Tracing:
     """Begins traces. This class begins none."""
 
+    is_on: ClassVar[bool] = False
+
     def begin(
         self, headers: Mapping[str, str], name: str, attributes: Attributes = NO_ATTRIBUTES, kind: Kind = "server"
     ) -> Span:
