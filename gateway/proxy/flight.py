@@ -50,6 +50,7 @@ _TRAILER_TIMEOUT = 1.0
 _PACKED_SHARE = 16
 _LEAST_PACKED = 2**12
 _MOST_PACKED = 2**16
+_LONGEST_SAMPLE = 2**10
 
 _NO_USAGE = b',"usage":null'
 
@@ -106,6 +107,7 @@ class Flight:
         self._size = self._loose = 0  # bytes in all, and in _chunks
         # Events before those in _chunks, by the number of the first: that of the next, and their bytes.
         self._packed: dict[int, tuple[int, bytes]] = {}
+        self._sample = b""  # of the events, which each of these would have to repeat
         self._subscribers: set[Subscriber] = set()
         self._drained = _Signal()
         self._started = _Signal()
@@ -288,7 +290,9 @@ class Flight:
         if any(isinstance(event, UsageChunk) for event in events):
             return
         data = b"".join(events)
-        self._packed[self._first] = (read, zlib.compress(data, 1))
+        self._sample = self._sample or events[-1][-_LONGEST_SAMPLE:]
+        packer = zlib.compressobj(1, zdict=self._sample)
+        self._packed[self._first] = (read, packer.compress(data) + packer.flush())
         self._loose -= len(data)
         del self._chunks[: len(events)]
         self._first = read
@@ -383,7 +387,7 @@ class Subscriber:
         flight = self.flight
         if self.position < flight._first:
             self.position, packed = flight._packed[self.position]
-            news = [zlib.decompress(packed)]
+            news = [zlib.decompressobj(zdict=flight._sample).decompress(packed)]
         else:
             news = flight._chunks[self.position - flight._first :]
             self.position += len(news)

@@ -1,7 +1,6 @@
 """Holds requests to the limits of their callers: what a hit and a miss count for."""
 
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from gateway.errors import Overloaded, TooBusy
@@ -34,21 +33,17 @@ class Admissions:
         if caller.key is not None and self._limiter.take_hit(caller) is not True:
             await self._limiter.admit_hit(caller)
 
-    @asynccontextmanager
-    async def miss(self, inference: InferenceRequest) -> AsyncIterator[Admission]:
+    def miss(self, inference: InferenceRequest) -> "UnderWay":
         """The time of a request whose answer is computed. What it may use is reserved.
 
-        Raises Overloaded, TooBusy, RateLimited, BudgetExceeded and CacheUnavailable.
+        Entering it raises Overloaded, TooBusy, RateLimited, BudgetExceeded and CacheUnavailable.
         """
-        with self._under_way_now(), await self._reserved(inference) as admission:
-            yield admission
+        return UnderWay(self, lambda: self._reserved(inference))
 
-    @asynccontextmanager
-    async def other(self, caller: Caller, body: bytes | None) -> AsyncIterator[Admission]:
+    def other(self, caller: Caller, body: bytes | None) -> "UnderWay":
         """The time of a request of which the gateway does not learn what it used. Raises what `miss` raises."""
         tokens = len(body or b"") // BYTES_PER_TOKEN
-        with self._under_way_now(), await self._limiter.admit(caller, tokens, 0, 0.0) as admission:
-            yield admission
+        return UnderWay(self, lambda: self._limiter.admit(caller, tokens, 0, 0.0))
 
     async def _reserved(self, inference: InferenceRequest) -> Admission:
         if inference.caller.key is None:
@@ -58,21 +53,44 @@ class Admissions:
         dollars = self._accounting.estimate(inference, prompt_tokens, output_tokens)
         return await self._limiter.admit(inference.caller, prompt_tokens, output_tokens, dollars)
 
-    @contextmanager
-    def _under_way_now(self) -> Iterator[None]:
+    def begin(self) -> None:
+        """Count a request as under way. Raises Overloaded and TooBusy at once if that would be too much."""
         self._shed()
         self._under_way += 1
-        try:
-            yield
-        finally:
-            self._under_way -= 1
+
+    def end(self) -> None:
+        """It is no longer."""
+        self._under_way -= 1
 
     def _shed(self) -> None:
-        """Refuse at once what would be too much. Raises Overloaded and TooBusy."""
         if self._memory.overloaded:
             raise Overloaded("The gateway is short of memory; try again.")
         if self._most is not None and self._under_way >= self._most:
             raise TooBusy(f"The gateway has {self._most} requests under way, as many as it may; try again.")
+
+
+class UnderWay:
+    """The time of a request. A class: the frames of generators would take a kilobyte for each open stream."""
+
+    __slots__ = ("_admission", "_admissions", "_admit")
+
+    def __init__(self, admissions: Admissions, admit: Callable[[], Awaitable[Admission]]) -> None:
+        self._admissions = admissions
+        self._admit = admit
+        self._admission = UNLIMITED
+
+    async def __aenter__(self) -> Admission:
+        self._admissions.begin()
+        try:
+            self._admission = await self._admit()
+        except BaseException:
+            self._admissions.end()
+            raise
+        return self._admission
+
+    async def __aexit__(self, *_: object) -> None:
+        self._admission.release()
+        self._admissions.end()
 
 
 def _output_tokens(fields: Mapping[str, Any]) -> int:
