@@ -6,7 +6,6 @@ before this module is imported.
 
 import os
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import get_args
 
@@ -25,13 +24,36 @@ registry = CollectorRegistry()
 disable_created_metrics()  # type: ignore[no-untyped-call]  # prometheus_client leaves it untyped
 
 
-def _counter(name: str, text: str, *labels: str) -> Counter:
-    return Counter(f"keepgate_{name}", text, labels, registry=registry)
+class Counts:
+    """A counter in plain numbers, which `flush` adds to the metric: prometheus_client's labels and locks take
+    microseconds, and a request counts twenty times. For the thread of the event loop alone.
+    """
+
+    __slots__ = ("_children", "_counter", "_value")
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._children: dict[tuple[str, ...], Counts] = {}
+        self._value = 0.0
+
+    def labels(self, *values: str) -> "Counts":
+        child = self._children.get(values)
+        if child is None:
+            child = self._children[values] = Counts(self._counter.labels(*values))
+        return child
+
+    def inc(self, amount: float = 1) -> None:
+        self._value += amount
+
+    def flush(self) -> None:
+        for child in self._children.values():
+            child.flush()
+        if self._value:
+            self._counter.inc(self._value)
+            self._value = 0.0
 
 
-class Durations(Histogram):
-    """A histogram of seconds."""
-
+class _Seconds(Histogram):
     def add(self, counts: Sequence[int], total: float) -> None:
         """Add many observations at once: how many for each bucket alone, and their sum."""
         self._sum.inc(total)
@@ -39,8 +61,54 @@ class Durations(Histogram):
             bucket.inc(count)
 
 
+class Durations:
+    """A histogram of seconds, in plain numbers as `Counts` are."""
+
+    __slots__ = ("_children", "_counts", "_histogram", "_total")
+
+    def __init__(self, histogram: _Seconds) -> None:
+        self._histogram = histogram
+        self._children: dict[tuple[str, ...], Durations] = {}
+        self._counts = [0] * (len(_SECONDS) + 1)
+        self._total = 0.0
+
+    def labels(self, *values: str) -> "Durations":
+        child = self._children.get(values)
+        if child is None:
+            child = self._children[values] = Durations(self._histogram.labels(*values))
+        return child
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(_SECONDS, seconds)] += 1
+        self._total += seconds
+
+    def flush(self) -> None:
+        for child in self._children.values():
+            child.flush()
+        if any(self._counts):
+            self._histogram.add(self._counts, self._total)
+            self._counts, self._total = [0] * len(self._counts), 0.0
+
+
+_in_plain_numbers: list[Counts | Durations] = []
+
+
+def _counter(name: str, text: str, *labels: str) -> Counts:
+    counts = Counts(Counter(f"keepgate_{name}", text, labels, registry=registry))
+    _in_plain_numbers.append(counts)
+    return counts
+
+
 def _histogram(name: str, text: str, *labels: str) -> Durations:
-    return Durations(f"keepgate_{name}", text, labels, buckets=_SECONDS, registry=registry)
+    durations = Durations(_Seconds(f"keepgate_{name}", text, labels, buckets=_SECONDS, registry=registry))
+    _in_plain_numbers.append(durations)
+    return durations
+
+
+def flush() -> None:
+    """Add what has been counted in plain numbers to the metrics, of which other workers may be asked."""
+    for metric in _in_plain_numbers:
+        metric.flush()
 
 
 requests = _counter("requests", "Requests for an answer, by how the cache took part.", "family", "cache", "layer")
@@ -137,11 +205,13 @@ def _shared_registry() -> CollectorRegistry:
 
 def exposition() -> bytes:
     """All metrics of all workers in Prometheus' text format."""
+    flush()
     return generate_latest(_shared_registry())
 
 
 def samples() -> Iterator[tuple[str, dict[str, str], float]]:
     """(name, labels, value) of every sample of all workers."""
+    flush()
     for metric in _shared_registry().collect():
         for sample in metric.samples:
             yield sample.name, sample.labels, sample.value
@@ -166,16 +236,7 @@ class HitCounter:
 
     def __init__(self) -> None:
         self._counts = {(family, layer): [0, 0, 0, 0.0] for family in FAMILIES for layer in LAYERS}
-        self._durations: defaultdict[str, tuple[list[int], list[float]]] = defaultdict(
-            lambda: ([0] * (len(_SECONDS) + 1), [0.0])
-        )
         self._from_memory = 0
-
-    def time(self, family: str, seconds: float) -> None:
-        """How long a hit took, from the request's arrival to the end of its answer."""
-        counts, total = self._durations[family]
-        counts[bisect_left(_SECONDS, seconds)] += 1
-        total[0] += seconds
 
     def count_from_memory(self, family: Family, entry: Entry) -> None:
         """Count a hit of the fast path, which asks no tier."""
@@ -197,9 +258,6 @@ class HitCounter:
             tokens_saved.labels(layer, "completion").inc(completion_tokens)
             seconds_saved.labels(layer).inc(seconds)
             self._counts[family, layer] = [0, 0, 0, 0.0]
-        for timed, (durations, total) in self._durations.items():
-            request_seconds.labels(timed, "hit").add(durations, total[0])
-            durations[:], total[0] = [0] * len(durations), 0.0
         tier_lookups.labels("memory", "hit").inc(self._from_memory)
         self._from_memory = 0
 

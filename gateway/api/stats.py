@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from prometheus_client import Counter
-
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
 from cache.stores.conversations import Conversations
@@ -160,7 +158,7 @@ class GaugeUpdater:
     ) -> None:
         self._cache = cache
         self._conversations = conversations
-        self._counted: dict[Counter, int] = {}
+        self._counted: dict[metrics.Counts, int] = {}
         self._flights = flights
         self._hits = hits
         self._requests = requests
@@ -182,12 +180,13 @@ class GaugeUpdater:
             self._count_unreadable("entry", redis.undecryptable, redis.corrupt_entries)
         metrics.redis_available.set(redis is not None and not redis.breaker.is_open)
         metrics.flights.set(len(self._flights))
+        metrics.flush()
 
     def _count_unreadable(self, record: str, undecryptable: int, corrupt: int) -> None:
         self._count(metrics.redis_unreadable.labels(record, "undecryptable"), undecryptable)
         self._count(metrics.redis_unreadable.labels(record, "corrupt"), corrupt)
 
-    def _count(self, counter: Counter, total: int) -> None:
+    def _count(self, counter: metrics.Counts, total: int) -> None:
         """Bring a counter forward by what a store's own has grown."""
         counter.inc(total - self._counted.get(counter, 0))
         self._counted[counter] = total

@@ -212,7 +212,7 @@ async def _open_parts(settings: Settings, semantic_socket: Path | None) -> Async
             await cache.sync_purges()
         flights = FlightTable(tasks)
         hits = HitCounter()
-        requests = RequestLog(settings.log, tracing, hits)
+        requests = RequestLog(settings.log, tracing)
         conversations = Conversations(redis, settings.responses_ttl)
         ledger.listed_models = lambda: upstreams.router.models
         parts = Parts(

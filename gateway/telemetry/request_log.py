@@ -39,11 +39,10 @@ _NAMED_BEFORE = ("method", "path", "status", "request_id")
 class RequestLog:
     """Begins and ends the records of requests. Every `begin` is followed by one `finish`."""
 
-    def __init__(self, settings: LogSettings, tracing: Tracing, hits: metrics.HitCounter) -> None:
+    def __init__(self, settings: LogSettings, tracing: Tracing) -> None:
         self.settings = settings
         """Replaced when settings are read again."""
         self.tracing = tracing
-        self._hits = hits
         self.in_flight = 0
         """Requests that have begun and not ended."""
 
@@ -65,12 +64,10 @@ class RequestLog:
         """The response has been sent, or was broken off; the record is complete."""
         ended = time.monotonic()
         self.in_flight -= 1
-        if record.cache == "hit":
-            self._hits.time(record.family, ended - record.began)
-        elif record.family:
+        if record.family:
             cache = record.cache or "none"
             metrics.request_seconds.labels(record.family, cache).observe(ended - record.began)
-            if record.first_byte_at:
+            if record.first_byte_at and cache != "hit":
                 metrics.first_byte_seconds.labels(record.family, cache).observe(record.first_byte_at - record.began)
         if record.span.is_recorded:
             _end_span(record)

@@ -219,6 +219,7 @@ def test_metrics_have_the_money() -> None:
     """Counters by model and layer, and by team."""
 
     def value(name: str, **labels: str) -> float:
+        metrics.flush()
         return metrics.registry.get_sample_value(f"keepgate_{name}_total", labels) or 0.0
 
     ledger = Ledger(None, KEEP, Clock())

@@ -16,6 +16,7 @@ from gateway import metrics
 metrics.collapsed.inc()
 metrics.requests.labels("chat.completions", "miss", "none").inc(2)
 metrics.memory_entries.set(5)
+metrics.flush()
 files = [path for path in opened if path.endswith(".db")]
 sys.stdin.read()
 sys.exit(not files or any(os.path.dirname(path) == shared for path in files))

@@ -17,7 +17,7 @@ from tests.gateway.routing import failing_upstreams as faults
 from tests.gateway.routing.failing_upstreams import QUICK, first, named
 from tests.gateway.upstreams.upstream_examples import ANSWER, nothing_listens
 
-TIMEOUTS = {"connect": 1.0, "first_byte": 0.25, "idle": 0.25}
+TIMEOUTS = {"connect": 1.0, "first_byte": 0.6, "idle": 0.6}
 LONGEST = 4.0
 """Seconds for an answer, whatever happens; a single wait takes a quarter of a second."""
 

@@ -9,7 +9,6 @@ from aiohttp.test_utils import make_mocked_request
 from multidict import CIMultiDict
 
 from gateway import metrics
-from gateway.metrics import HitCounter
 from gateway.settings.operations import LogSettings
 from gateway.telemetry.record import RECORD, RequestRecord, name_response, request_id_of
 from gateway.telemetry.request_log import RequestLog
@@ -57,7 +56,7 @@ def test_the_setting_says_which_requests_have_a_line(
 ) -> None:
     """`misses` are those that no cache answered, and those that failed."""
     caplog.set_level(logging.INFO)
-    log = RequestLog(LogSettings(requests=told), Tracing(), HitCounter())  # type: ignore[arg-type]  # a literal
+    log = RequestLog(LogSettings(requests=told), Tracing())  # type: ignore[arg-type]  # a literal
     for cache, status in (("miss", 200), ("hit", 200), ("hit", 503), ("", 401)):
         record = log.begin(request_for(), "/v1/chat/completions")
         assert log.in_flight == 1
@@ -70,7 +69,7 @@ def test_the_setting_says_which_requests_have_a_line(
 def test_a_line_is_one_line_without_a_secret(caplog: pytest.LogCaptureFixture) -> None:
     """In either form; a name that a client chose cannot pass for another line."""
     caplog.set_level(logging.INFO)
-    log = RequestLog(LogSettings(requests="all"), Tracing(), HitCounter())
+    log = RequestLog(LogSettings(requests="all"), Tracing())
     request = request_for()
     record = log.begin(request)
     assert request[RECORD] is record
@@ -92,10 +91,11 @@ def test_a_line_is_one_line_without_a_secret(caplog: pytest.LogCaptureFixture) -
 
 def test_durations_are_counted_by_form_and_cache() -> None:
     """Of requests for an answer only."""
-    log = RequestLog(LogSettings(), Tracing(), HitCounter())
+    log = RequestLog(LogSettings(), Tracing())
 
     def counted() -> float | None:
         labels = {"family": "chat.completions", "cache": "bypass"}
+        metrics.flush()
         return metrics.registry.get_sample_value("keepgate_request_duration_seconds_count", labels)
 
     before = counted() or 0
@@ -108,7 +108,7 @@ def test_durations_are_counted_by_form_and_cache() -> None:
 async def test_the_end_of_a_request_ends_its_span() -> None:
     """With its status, the cache and the costs; a failed one is marked as such."""
     async with Collector().serving() as collector, open_tracing("gateway", endpoint=collector.url) as tracing:
-        log = RequestLog(LogSettings(), tracing, HitCounter())
+        log = RequestLog(LogSettings(), tracing)
         record = log.begin(request_for(traceparent=f"00-{'a' * 32}-{'b' * 16}-01"), "/v1/chat/completions")
         fill(record, "failed", 502)
         record.error = "upstream_unreachable"

@@ -224,7 +224,13 @@ async def test_who_gives_up_on_a_frozen_store_has_its_memory_back(broken: Moonca
     broken.start()
     tier, blocks = tiers(broken), chain("a", 4)
     await tier.connected()
-    await kept(tier, blocks)
+
+    async def is_there() -> bool:
+        # The client's own segment may not be known yet, for a moment after the connection is made.
+        await kept(tier, blocks)
+        return await restored(tier, blocks) == 4
+
+    await until(is_there, within=DEADLINE, every=0.1)
     broken.freeze()
     memory, cancel = Memory(4), CancelToken()
     reading = asyncio.create_task(tier.read(blocks, memory.all(4), Access(1.0), cancel))
