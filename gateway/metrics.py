@@ -7,7 +7,7 @@ before this module is imported.
 import os
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import get_args
+from typing import Any, Self, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -24,36 +24,46 @@ registry = CollectorRegistry()
 disable_created_metrics()  # type: ignore[no-untyped-call]  # prometheus_client leaves it untyped
 
 
-class Counts:
-    """A counter in plain numbers, which `flush` adds to the metric: prometheus_client's labels and locks take
-    microseconds, and a request counts twenty times. For the thread of the event loop alone.
+class _Buffered:
+    """A metric in plain numbers, which `flush` adds to prometheus_client's: its labels and locks take microseconds, and
+    a request counts twenty times. For the thread of the event loop alone.
     """
 
-    __slots__ = ("_children", "_counter", "_value")
+    __slots__ = ("_children", "_metric")
 
-    def __init__(self, counter: Counter) -> None:
-        self._counter = counter
-        self._children: dict[tuple[str, ...], Counts] = {}
-        self._value = 0.0
+    def __init__(self, metric: Any) -> None:
+        self._metric = metric
+        self._children: dict[tuple[str, ...], Self] = {}
 
-    def labels(self, *values: str) -> "Counts":
+    def labels(self, *values: str) -> Self:
         child = self._children.get(values)
         if child is None:
-            child = self._children[values] = Counts(self._counter.labels(*values))
+            child = self._children[values] = type(self)(self._metric.labels(*values))
         return child
+
+    def flush(self) -> None:
+        for child in self._children.values():
+            child.flush()
+
+
+class BufferedCounter(_Buffered):
+    __slots__ = ("_value",)
+
+    def __init__(self, metric: Counter) -> None:
+        super().__init__(metric)
+        self._value = 0.0
 
     def inc(self, amount: float = 1) -> None:
         self._value += amount
 
     def flush(self) -> None:
-        for child in self._children.values():
-            child.flush()
+        super().flush()
         if self._value:
-            self._counter.inc(self._value)
+            self._metric.inc(self._value)
             self._value = 0.0
 
 
-class _Seconds(Histogram):
+class _BulkHistogram(Histogram):
     def add(self, counts: Sequence[int], total: float) -> None:
         """Add many observations at once: how many for each bucket alone, and their sum."""
         self._sum.inc(total)
@@ -61,53 +71,45 @@ class _Seconds(Histogram):
             bucket.inc(count)
 
 
-class Durations:
-    """A histogram of seconds, in plain numbers as `Counts` are."""
+class BufferedHistogram(_Buffered):
+    """Of seconds."""
 
-    __slots__ = ("_children", "_counts", "_histogram", "_total")
+    __slots__ = ("_counts", "_total")
 
-    def __init__(self, histogram: _Seconds) -> None:
-        self._histogram = histogram
-        self._children: dict[tuple[str, ...], Durations] = {}
+    def __init__(self, metric: _BulkHistogram) -> None:
+        super().__init__(metric)
         self._counts = [0] * (len(_SECONDS) + 1)
         self._total = 0.0
-
-    def labels(self, *values: str) -> "Durations":
-        child = self._children.get(values)
-        if child is None:
-            child = self._children[values] = Durations(self._histogram.labels(*values))
-        return child
 
     def observe(self, seconds: float) -> None:
         self._counts[bisect_left(_SECONDS, seconds)] += 1
         self._total += seconds
 
     def flush(self) -> None:
-        for child in self._children.values():
-            child.flush()
+        super().flush()
         if any(self._counts):
-            self._histogram.add(self._counts, self._total)
+            self._metric.add(self._counts, self._total)
             self._counts, self._total = [0] * len(self._counts), 0.0
 
 
-_in_plain_numbers: list[Counts | Durations] = []
+_buffered: list[_Buffered] = []
 
 
-def _counter(name: str, text: str, *labels: str) -> Counts:
-    counts = Counts(Counter(f"keepgate_{name}", text, labels, registry=registry))
-    _in_plain_numbers.append(counts)
-    return counts
+def _counter(name: str, text: str, *labels: str) -> BufferedCounter:
+    counter = BufferedCounter(Counter(f"keepgate_{name}", text, labels, registry=registry))
+    _buffered.append(counter)
+    return counter
 
 
-def _histogram(name: str, text: str, *labels: str) -> Durations:
-    durations = Durations(_Seconds(f"keepgate_{name}", text, labels, buckets=_SECONDS, registry=registry))
-    _in_plain_numbers.append(durations)
-    return durations
+def _histogram(name: str, text: str, *labels: str) -> BufferedHistogram:
+    histogram = BufferedHistogram(_BulkHistogram(f"keepgate_{name}", text, labels, buckets=_SECONDS, registry=registry))
+    _buffered.append(histogram)
+    return histogram
 
 
 def flush() -> None:
     """Add what has been counted in plain numbers to the metrics, of which other workers may be asked."""
-    for metric in _in_plain_numbers:
+    for metric in _buffered:
         metric.flush()
 
 
@@ -228,38 +230,26 @@ semantic_lookup_seconds = Histogram(
 )
 
 
-class HitCounter:
-    """Hits, counted in plain numbers: an exact hit takes less time than the locks of a few counters.
+_hits = {
+    (family, layer): (
+        requests.labels(family, "hit", layer),
+        tokens_saved.labels(layer, "prompt"),
+        tokens_saved.labels(layer, "completion"),
+        seconds_saved.labels(layer),
+    )
+    for family in FAMILIES
+    for layer in LAYERS
+}
+hits_from_memory = tier_lookups.labels("memory", "hit")
 
-    `flush` adds them to the metrics; `GaugeUpdater.refresh` does so before each reading.
-    """
 
-    def __init__(self) -> None:
-        self._counts = {(family, layer): [0, 0, 0, 0.0] for family in FAMILIES for layer in LAYERS}
-        self._from_memory = 0
-
-    def count_from_memory(self, family: Family, entry: Entry) -> None:
-        """Count a hit of the fast path, which asks no tier."""
-        self._from_memory += 1
-        self.count(family, entry, "exact")
-
-    def count(self, family: Family, entry: Entry, layer: str) -> None:
-        """Count a hit; `family` is the form of API in which it was asked for."""
-        counts = self._counts[family, layer]
-        counts[0] += 1
-        counts[1] += entry.prompt_tokens
-        counts[2] += entry.completion_tokens
-        counts[3] += entry.seconds
-
-    def flush(self) -> None:
-        for (family, layer), (hits, prompt_tokens, completion_tokens, seconds) in self._counts.items():
-            requests.labels(family, "hit", layer).inc(hits)
-            tokens_saved.labels(layer, "prompt").inc(prompt_tokens)
-            tokens_saved.labels(layer, "completion").inc(completion_tokens)
-            seconds_saved.labels(layer).inc(seconds)
-            self._counts[family, layer] = [0, 0, 0, 0.0]
-        tier_lookups.labels("memory", "hit").inc(self._from_memory)
-        self._from_memory = 0
+def count_hit(family: Family, entry: Entry, layer: str) -> None:
+    """Count a hit; `family` is the form of API in which it was asked for."""
+    hits, prompt_tokens, completion_tokens, seconds = _hits[family, layer]
+    hits.inc()
+    prompt_tokens.inc(entry.prompt_tokens)
+    completion_tokens.inc(entry.completion_tokens)
+    seconds.inc(entry.seconds)
 
 
 cost_dollars = _counter("cost_dollars", "US dollars that computed answers cost.", "model", "layer")

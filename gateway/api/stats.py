@@ -153,20 +153,17 @@ class GaugeUpdater:
         cache: ExactCache,
         conversations: Conversations,
         flights: FlightTable,
-        hits: metrics.HitCounter,
         requests: RequestLog,
     ) -> None:
         self._cache = cache
         self._conversations = conversations
-        self._counted: dict[metrics.Counts, int] = {}
+        self._counted: dict[metrics.BufferedCounter, int] = {}
         self._flights = flights
-        self._hits = hits
         self._requests = requests
         self.pricing: Pricing | None = None
         """Whose machines have a figure."""
 
     def refresh(self) -> None:
-        self._hits.flush()
         metrics.requests_in_flight.set(self._requests.in_flight)
         if self.pricing is not None:
             self.pricing.refresh()
@@ -186,7 +183,7 @@ class GaugeUpdater:
         self._count(metrics.redis_unreadable.labels(record, "undecryptable"), undecryptable)
         self._count(metrics.redis_unreadable.labels(record, "corrupt"), corrupt)
 
-    def _count(self, counter: metrics.Counts, total: int) -> None:
+    def _count(self, counter: metrics.BufferedCounter, total: int) -> None:
         """Bring a counter forward by what a store's own has grown."""
         counter.inc(total - self._counted.get(counter, 0))
         self._counted[counter] = total

@@ -10,7 +10,7 @@ from multidict import CIMultiDict
 _DRAIN_BYTES = 2**15
 
 
-class StreamedResponse(web.StreamResponse):
+class ResponseWithTrailers(web.StreamResponse):
     """A response with fields after its body, for a client that reads such (RFC 9110, section 6.5)."""
 
     def __init__(self, request: web.BaseRequest, headers: CIMultiDict[str], status: int, trailers: str) -> None:

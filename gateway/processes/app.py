@@ -48,7 +48,6 @@ from gateway.http.background_tasks import BackgroundTasks, background_tasks
 from gateway.http.hosts import HostCheck
 from gateway.http.server import HttpServer
 from gateway.http.tls import load_certificate, make_ssl_context
-from gateway.metrics import HitCounter
 from gateway.pipeline import Pipeline
 from gateway.processes.embedded_store import embedded_store
 from gateway.processes.routes import build_application
@@ -100,7 +99,6 @@ class Parts:
     conversations: ConversationKeeper
     batches: BatchStore
     tasks: BackgroundTasks
-    hits: HitCounter
     gauges: GaugeUpdater
     callers: Callers
     limiter: Limiter
@@ -211,7 +209,6 @@ async def _open_parts(settings: Settings, semantic_socket: Path | None) -> Async
         with contextlib.suppress(StoreUnavailable):  # follow_purges reads it later
             await cache.sync_purges()
         flights = FlightTable(tasks)
-        hits = HitCounter()
         requests = RequestLog(settings.log, tracing)
         conversations = Conversations(redis, settings.responses_ttl)
         ledger.listed_models = lambda: upstreams.router.models
@@ -225,8 +222,7 @@ async def _open_parts(settings: Settings, semantic_socket: Path | None) -> Async
             conversations=ConversationKeeper(conversations),
             batches=BatchStore(settings.state_path(), settings.batches.max_file),
             tasks=tasks,
-            hits=hits,
-            gauges=GaugeUpdater(cache, conversations, flights, hits, requests),
+            gauges=GaugeUpdater(cache, conversations, flights, requests),
             callers=Callers(redis, settings),
             limiter=limiter,
             registry=None if redis is None else KeyRegistry(redis),
@@ -249,7 +245,7 @@ async def _use(server: HttpServer, settings: Settings, parts: Parts) -> None:
     router = parts.upstreams.router
     lookup = Lookup(parts.cache, settings.cache)
     pricing = Pricing(settings.costs, lambda: router.upstreams)
-    accounting = Accounting(parts.hits, parts.ledger, pricing if settings.costs.enabled else None)
+    accounting = Accounting(parts.ledger, pricing if settings.costs.enabled else None)
     parts.gauges.pricing = pricing
     varies = settings.cache.sampled == "variants" or settings.cache.regenerate > 0
     admissions = Admissions(parts.limiter, accounting, settings)

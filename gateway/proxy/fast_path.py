@@ -22,7 +22,7 @@ from gateway.http.server import Handler
 from gateway.proxy.inference_request import MAX_RISK_HEADER
 from gateway.proxy.metering.accounting import Accounting
 from gateway.proxy.metering.records import describe_caller, describe_hit
-from gateway.proxy.response_headers import ExactHits
+from gateway.proxy.response_headers import HitResponses
 from gateway.settings.settings import Settings
 from gateway.surfaces.registry import BY_PATH, error_response
 from gateway.surfaces.surface import AnswerForm
@@ -55,7 +55,7 @@ class FastPath:
     ) -> None:
         self._application = application
         self._requests = requests
-        self._hits = ExactHits()
+        self._hits = HitResponses()
         self._cache = cache
         self._callers = callers
         self._limiter = limiter

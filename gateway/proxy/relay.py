@@ -11,7 +11,7 @@ from cache.entries.outcomes import Bypass, Failed, Outcome
 from cache.errors import UnstorableAnswer
 from gateway import metrics
 from gateway.errors import GatewayError, UpstreamDisconnected, UpstreamUnreachable, refusal
-from gateway.http.response_writer import ResponseWriter, StreamedResponse
+from gateway.http.response_writer import ResponseWithTrailers, ResponseWriter
 from gateway.http.sse import EventSplitter, event_data, event_json
 from gateway.proxy.conversations import ConversationKeeper
 from gateway.proxy.flight import Subscriber
@@ -101,7 +101,7 @@ class Relay:
         headers: CIMultiDict[str],
         joined: bool,
     ) -> web.StreamResponse:
-        response = StreamedResponse(request, headers, subscriber.flight.status, COST_HEADERS)
+        response = ResponseWithTrailers(request, headers, subscriber.flight.status, COST_HEADERS)
         await response.prepare(request)
         writer = ResponseWriter(request, response, self._timeout)
         try:
@@ -128,7 +128,7 @@ class Relay:
         surface = inference.surface
         assert isinstance(surface, TranslatedForm)  # noqa: S101  # what has its own form is not translated
         headers["Content-Type"] = surface.stream_type
-        response = StreamedResponse(request, headers, 200, COST_HEADERS)
+        response = ResponseWithTrailers(request, headers, 200, COST_HEADERS)
         await response.prepare(request)
         writer = ResponseWriter(request, response, self._timeout)
         translator = surface.translator(inference.asked, inference.key.id)  # as a later hit is rendered

@@ -75,7 +75,7 @@ def whole_response(request: web.BaseRequest, headers: MutableMapping[str, str], 
     return web.Response(body=body, headers=headers)
 
 
-class ExactHits:
+class HitResponses:
     """Responses with answers from memory. The heads of those of one answer differ by the second alone."""
 
     def __init__(self) -> None:

@@ -119,14 +119,10 @@ def _last_to_name(layers: list[Layer], path: Keys) -> Layer:
 def _depth(values: Any, path: Keys) -> int:
     """How much of a path a source names."""
     for depth, name in enumerate(path):
-        if isinstance(values, list) and name.isdecimal():
-            values = dict(enumerate(values))
-            key: Any = int(name)
-        else:
-            key = name
-        if not isinstance(values, dict) or key not in values:
+        try:
+            values = values[int(name) if isinstance(values, list) else name]
+        except (KeyError, IndexError, TypeError, ValueError):
             return depth
-        values = values[key]
     return len(path)
 
 

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import msgspec
 
 from cache.entries.entry import Entry, Family
+from gateway import metrics
 from gateway.costs.cost import estimated_tokens, similar_cost
 from gateway.costs.ledger import Ledger
 from gateway.costs.machine import MachineShare
 from gateway.costs.pricing import Charge, Pricing
 from gateway.costs.usage import TokenUsage
-from gateway.metrics import HitCounter
 from gateway.proxy.flight import Flight
 from gateway.proxy.inference_request import InferenceRequest
 from gateway.surfaces.whole import WholeEndpoint
@@ -24,18 +24,18 @@ BYTES_PER_TOKEN = 4
 class Accounting:
     """Counts answers. Without `pricing` nothing has a price."""
 
-    def __init__(self, hits: HitCounter, ledger: Ledger, pricing: Pricing | None) -> None:
-        self._hits = hits
+    def __init__(self, ledger: Ledger, pricing: Pricing | None) -> None:
         self._ledger = ledger
         self._pricing = pricing
 
     def hit_from_memory(self, family: Family, entry: Entry, caller: Caller) -> None:
         """An exact hit of the fast path, which asks no tier."""
-        self._hits.count_from_memory(family, entry)
+        metrics.hits_from_memory.inc()
+        metrics.count_hit(family, entry, "exact")
         self._record_hit(entry, "exact", caller, None)
 
     def exact_hit(self, inference: InferenceRequest, entry: Entry) -> None:
-        self._hits.count(inference.family, entry, "exact")
+        metrics.count_hit(inference.family, entry, "exact")
         self._record_hit(entry, "exact", inference.caller, None)
 
     def similar_hit(self, inference: InferenceRequest, entry: Entry, layer: str) -> float | None:
@@ -44,7 +44,7 @@ class Accounting:
         if saving is not None:
             asked = estimated_tokens(len(inference.body))
             saving = similar_cost(saving, entry.prompt_tokens, entry.completion_tokens, asked)
-        self._hits.count(inference.family, entry, layer)
+        metrics.count_hit(inference.family, entry, layer)
         self._record_hit(entry, layer, inference.caller, saving)
         return saving
 

@@ -33,17 +33,17 @@ class Admissions:
         if caller.key is not None and self._limiter.take_hit(caller) is not True:
             await self._limiter.admit_hit(caller)
 
-    def miss(self, inference: InferenceRequest) -> "UnderWay":
+    def miss(self, inference: InferenceRequest) -> "AdmittedRequest":
         """The time of a request whose answer is computed. What it may use is reserved.
 
         Entering it raises Overloaded, TooBusy, RateLimited, BudgetExceeded and CacheUnavailable.
         """
-        return UnderWay(self, lambda: self._reserved(inference))
+        return AdmittedRequest(self, lambda: self._reserved(inference))
 
-    def other(self, caller: Caller, body: bytes | None) -> "UnderWay":
+    def other(self, caller: Caller, body: bytes | None) -> "AdmittedRequest":
         """The time of a request of which the gateway does not learn what it used. Raises what `miss` raises."""
         tokens = len(body or b"") // BYTES_PER_TOKEN
-        return UnderWay(self, lambda: self._limiter.admit(caller, tokens, 0, 0.0))
+        return AdmittedRequest(self, lambda: self._limiter.admit(caller, tokens, 0, 0.0))
 
     async def _reserved(self, inference: InferenceRequest) -> Admission:
         if inference.caller.key is None:
@@ -69,7 +69,7 @@ class Admissions:
             raise TooBusy(f"The gateway has {self._most} requests under way, as many as it may; try again.")
 
 
-class UnderWay:
+class AdmittedRequest:
     """The time of a request. A class: the frames of generators would take a kilobyte for each open stream."""
 
     __slots__ = ("_admission", "_admissions", "_admit")
