@@ -9,9 +9,9 @@ from gateway.proxy.conversations import ConversationKeeper
 from gateway.proxy.embeddings import Embeddings
 from gateway.proxy.metering.admissions import Admissions
 from gateway.proxy.semantic_lookup import SemanticLookup
+from gateway.routing.overrides import StrategyOverrides
 from gateway.routing.prefixes.views import PrefixViews
 from gateway.routing.router import Router
-from gateway.routing.switches import StrategySwitches
 from gateway.routing.table import RoutingTable
 from gateway.settings.settings import Settings
 
@@ -19,7 +19,7 @@ SETTINGS = web.AppKey("settings", Settings)
 CACHE = web.AppKey("cache", ExactCache)
 SEMANTIC = web.AppKey("semantic", SemanticLookup)
 ROUTING = web.AppKey("routing", RoutingTable)
-SWITCHES = web.AppKey("switches", StrategySwitches)
+OVERRIDES = web.AppKey("overrides", StrategyOverrides)
 VIEWS = web.AppKey("views", PrefixViews)
 ROUTER = web.AppKey("router", Router)
 PIPELINE = web.AppKey("pipeline", Pipeline)

@@ -29,11 +29,11 @@ from gateway.api.app_keys import (
     CONVERSATIONS,
     EMBEDDINGS,
     GAUGES,
+    OVERRIDES,
     PIPELINE,
     ROUTER,
     ROUTING,
     SEMANTIC,
-    SWITCHES,
     VIEWS,
 )
 from gateway.api.batches import BATCHES
@@ -281,7 +281,7 @@ async def _use(server: HttpServer, settings: Settings, parts: Parts) -> None:
             ROUTER: router,
             ROUTING: parts.upstreams.table,
             VIEWS: parts.upstreams.views,
-            SWITCHES: parts.upstreams.switches,
+            OVERRIDES: parts.upstreams.overrides,
             PIPELINE: pipeline,
             EMBEDDINGS: Embeddings(parts.cache, router, parts.tasks, settings.cache, admissions, accounting),
             CONVERSATIONS: parts.conversations,

@@ -85,7 +85,7 @@ def build_application(settings: Settings, callers: Callers, parts: Mapping[web.A
             web.route("*", "/v1/teams{rest:(/.*)?}", handlers.not_found),
             web.get("/v1/costs", costs.get_costs),
             web.get("/v1/routing", routing.describe),
-            web.put("/v1/routing/{model:.+}", routing.switch),
+            web.put("/v1/routing/{model:.+}", routing.override),
             web.delete("/v1/routing/{model:.+}", routing.reset),
             *(batches.ROUTES if settings.batches.enabled else ()),
             web.route("*", "/v1/{rest:.+}", handlers.forward),

@@ -11,12 +11,12 @@ from msgspec.structs import replace
 from cache.errors import StoreUnavailable
 from cache.stores.redis_store import RedisStore
 from gateway.http.background_tasks import BackgroundTasks, background_tasks
+from gateway.routing.overrides import StrategyOverrides
 from gateway.routing.prefixes.engine_index import LOOKUP_PATH
 from gateway.routing.prefixes.history import PrefixHistory
 from gateway.routing.prefixes.shared_history import SharedPrefixHistory
 from gateway.routing.prefixes.views import EventFollower, PrefixViews
 from gateway.routing.router import Router, RouterOptions
-from gateway.routing.switches import StrategySwitches
 from gateway.routing.table import RoutingTable, blocks_of_each
 from gateway.settings.settings import Settings
 from gateway.settings.upstreams import UpstreamSettings
@@ -45,7 +45,7 @@ class UpstreamSet:
     ) -> None:
         self.router = Router(probed=(*PROBED_PATHS, LOOKUP_PATH))
         self.table = RoutingTable(Settings(), history)
-        self.switches = StrategySwitches(self.table, redis)
+        self.overrides = StrategyOverrides(self.table, redis)
         self._events = EventFollower(tasks)
         self.views = PrefixViews(self._events.blocks)
         self._connections = connections
@@ -126,7 +126,7 @@ async def open_upstreams(
         await upstreams.apply(settings)
         if redis is not None:
             with contextlib.suppress(StoreUnavailable):  # it is read again and again
-                await upstreams.switches.read()
-            tasks.keep(upstreams.switches.follow)
+                await upstreams.overrides.read()
+            tasks.keep(upstreams.overrides.follow)
         tasks.keep(upstreams.router.check_forever)
         yield upstreams

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol, TypeVar
 
-from gateway.upstreams.loaded import Loaded
+from gateway.upstreams.loaded import LoadedReport
 
 
 class Candidate(Protocol):
@@ -28,7 +28,7 @@ class Candidate(Protocol):
         """Seconds until it begins to answer, an exponentially weighted average; 0 while unknown."""
 
     @property
-    def loaded(self) -> Loaded | None:
+    def loaded(self) -> LoadedReport | None:
         """Which models it has said to have in memory; None if it does not say."""
 
 

@@ -23,7 +23,7 @@ Source = Literal["settings", "api"]
 """Where the strategy of a model is from: the settings, or what an operator has set while running."""
 
 
-class Switch(msgspec.Struct, frozen=True):
+class StrategyOverride(msgspec.Struct, frozen=True):
     """A strategy that was set while running, in place of what the settings said: once they say another, they count."""
 
     strategy: StrategyName
@@ -37,13 +37,13 @@ class RoutingTable:
         """Raises SettingsError for names in `routing` that do not go together."""
         self.history = history or PrefixHistory(blocks_of_each(settings))
         self._loaded = LoadedModels()
-        self._switches: Mapping[str, Switch] = {}
+        self._overrides: Mapping[str, StrategyOverride] = {}
         self._strategies: OrderedDict[str, Strategy] = OrderedDict()
         self._settings = settings.routing
         self.models = ModelTable(settings.routing, settings.servers)
 
     def reload(self, settings: Settings) -> None:
-        """Takes new settings over; switches of models for which they name another strategy than before count no more.
+        """Takes new settings over; overrides of models for which they name another strategy than before count no more.
 
         Raises SettingsError, and changes nothing then.
         """
@@ -59,40 +59,40 @@ class RoutingTable:
         return self.models.upstreams(model)
 
     @property
-    def switches(self) -> Mapping[str, Switch]:
+    def overrides(self) -> Mapping[str, StrategyOverride]:
         """By model; those that count no more as well."""
-        return self._switches
+        return self._overrides
 
-    @switches.setter
-    def switches(self, switches: Mapping[str, Switch]) -> None:
-        for model in {*switches, *self._switches}:
-            if switches.get(model) != self._switches.get(model):
+    @overrides.setter
+    def overrides(self, overrides: Mapping[str, StrategyOverride]) -> None:
+        for model in {*overrides, *self._overrides}:
+            if overrides.get(model) != self._overrides.get(model):
                 self._strategies.pop(model, None)
-        self._switches = switches
+        self._overrides = overrides
 
-    def switch(self, model: str, strategy: str) -> Switch:
-        """A switch of a model's strategy. Raises InvalidRequest for one that there is not, and for too many."""
+    def override(self, model: str, strategy: str) -> StrategyOverride:
+        """An override of a model's strategy. Raises InvalidRequest for one that there is not, and for too many."""
         known = next((name for name in STRATEGIES if name == strategy), None)
         if known is None:
             raise InvalidRequest(
                 f"'strategy' must be one of {', '.join(STRATEGIES)}, not {strategy[:80]!r}.", param="strategy"
             )
-        if model not in self._switches and len(self._switches) >= _MAX_STRATEGIES:
+        if model not in self._overrides and len(self._overrides) >= _MAX_STRATEGIES:
             raise InvalidRequest(
                 f"{_MAX_STRATEGIES} models have been switched; DELETE /v1/routing/MODEL for some of them.",
                 param="model",
             )
-        return Switch(known, self._name_in_settings(model))
+        return StrategyOverride(known, self._name_in_settings(model))
 
     def source_of(self, model: str) -> Source:
         """Where the name of a model's strategy is from."""
-        switch = self._switches.get(model)
-        return "api" if switch is not None and switch.instead_of == self._name_in_settings(model) else "settings"
+        override = self._overrides.get(model)
+        return "api" if override is not None and override.instead_of == self._name_in_settings(model) else "settings"
 
     def name_of(self, model: str) -> StrategyName:
         """The name of a model's strategy."""
         is_switched = self.source_of(model) == "api"
-        return self._switches[model].strategy if is_switched else self._name_in_settings(model)
+        return self._overrides[model].strategy if is_switched else self._name_in_settings(model)
 
     def _name_in_settings(self, model: str) -> StrategyName:
         return self.models.settings(model).strategy or self._settings.strategy
@@ -118,7 +118,7 @@ class RoutingTable:
 
     def strategies(self) -> Iterator[tuple[str, StrategyName]]:
         """The models that the settings or an operator mention, each with the name of its strategy."""
-        switched = {model for model in self._switches if self.source_of(model) == "api"}
+        switched = {model for model in self._overrides if self.source_of(model) == "api"}
         for model in sorted({*self._settings.models, *switched}):
             yield model, self.name_of(model)
 

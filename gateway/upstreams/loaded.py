@@ -8,24 +8,24 @@ RUNNING_PATH = "/api/ps"
 _LATEST = ":latest"
 
 
-class Loaded(NamedTuple):
+class LoadedReport(NamedTuple):
     """What a server has said at a time of the monotonic clock."""
 
     models: frozenset[str]
     at: float
 
 
-def loaded_of_running(answer: dict[str, Any]) -> Loaded | None:
+def loaded_of_running(answer: dict[str, Any]) -> LoadedReport | None:
     """From an answer of Ollama's RUNNING_PATH; None if it is none."""
     running = answer.get("models")
     if not isinstance(running, list):
         return None
     names = {item.get("name") for item in running if isinstance(item, dict)}
     texts = {name for name in names if isinstance(name, str)}
-    return Loaded(frozenset(texts | {text.removesuffix(_LATEST) for text in texts}), time.monotonic())
+    return LoadedReport(frozenset(texts | {text.removesuffix(_LATEST) for text in texts}), time.monotonic())
 
 
-def loaded_of_listed(listed: list[Any]) -> Loaded | None:
+def loaded_of_listed(listed: list[Any]) -> LoadedReport | None:
     """From a list of models in which llama.cpp says the status of each; None if the list says none."""
     status = {
         item["id"]: item["status"].get("value")
@@ -34,4 +34,4 @@ def loaded_of_listed(listed: list[Any]) -> Loaded | None:
     }
     if not status:
         return None
-    return Loaded(frozenset(model for model, value in status.items() if value == "loaded"), time.monotonic())
+    return LoadedReport(frozenset(model for model, value in status.items() if value == "loaded"), time.monotonic())

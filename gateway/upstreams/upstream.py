@@ -21,7 +21,7 @@ from gateway.tenants.credentials import CREDENTIAL_HEADERS, NAMESPACE_HEADER
 from gateway.upstreams.breaker import Breaker
 from gateway.upstreams.connection import ConnectionPool, Exchange, Origin, request_head
 from gateway.upstreams.identity import api_key, with_own_model
-from gateway.upstreams.loaded import Loaded
+from gateway.upstreams.loaded import LoadedReport
 from gateway.upstreams.slots import QueueFull, Slots
 
 # RFC 9110, section 7.6.1, and what this hop decides for itself.
@@ -273,7 +273,7 @@ class Upstream:
         self.breaker = Breaker(breaker)
         self.slots = Slots(self.settings.max_requests, self.settings.max_waiting)
         self.models: frozenset[str] | None = None
-        self.loaded: Loaded | None = None
+        self.loaded: LoadedReport | None = None
         """Which models it has said to have in memory, if it loads them on demand."""
         self.reachable = False
         self.is_healthy = True

@@ -6,7 +6,7 @@ import msgspec
 from aiohttp import web
 
 from gateway.api.access import require_operator
-from gateway.api.app_keys import ROUTER, ROUTING, SETTINGS, SWITCHES, VIEWS
+from gateway.api.app_keys import OVERRIDES, ROUTER, ROUTING, SETTINGS, VIEWS
 from gateway.errors import InvalidRequest
 from gateway.http.body import read_body
 from gateway.http.json_object import decode_object
@@ -42,7 +42,7 @@ async def describe(request: web.Request) -> web.Response:
     )
 
 
-async def switch(request: web.Request) -> web.Response:
+async def override(request: web.Request) -> web.Response:
     """PUT /v1/routing/{model} with {"strategy": …}: in all workers and gateways that share Redis."""
     require_operator(request)
     settings = request.app[SETTINGS]
@@ -52,7 +52,7 @@ async def switch(request: web.Request) -> web.Response:
         raise InvalidRequest(
             f"The body must be an object with 'strategy', one of {', '.join(STRATEGIES)}.", param="strategy"
         )
-    await request.app[SWITCHES].set(model, strategy)
+    await request.app[OVERRIDES].set(model, strategy)
     audit(request, "routing.switch", model, strategy=strategy)
     return _strategy(request, model)
 
@@ -61,7 +61,7 @@ async def reset(request: web.Request) -> web.Response:
     """DELETE /v1/routing/{model}: the settings say the model's strategy again; also where they did before."""
     require_operator(request)
     model = request.match_info["model"]
-    await request.app[SWITCHES].remove(model)
+    await request.app[OVERRIDES].remove(model)
     audit(request, "routing.reset", model)
     return _strategy(request, model)
 

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from gateway.api.app_keys import ROUTER, ROUTING, SETTINGS, SWITCHES, VIEWS
-from gateway.api.operator.routing import describe, reset, switch
+from gateway.api.app_keys import OVERRIDES, ROUTER, ROUTING, SETTINGS, VIEWS
+from gateway.api.operator.routing import describe, override, reset
 from gateway.http.middleware import answering_errors
+from gateway.routing.overrides import StrategyOverrides
 from gateway.routing.prefixes.kv_events import EngineBlocks
 from gateway.routing.prefixes.views import PrefixViews
 from gateway.routing.router import Router
-from gateway.routing.switches import StrategySwitches
 from gateway.routing.table import RoutingTable
 from gateway.settings.fields import Secret
 from gateway.settings.settings import Settings
@@ -42,13 +42,13 @@ async def url() -> AsyncIterator[str]:
         application[SETTINGS] = settings
         application[AUDIT] = AuditLog(settings)
         table = application[ROUTING] = RoutingTable(settings)
-        application[SWITCHES] = StrategySwitches(table, None)
+        application[OVERRIDES] = StrategyOverrides(table, None)
         blocks = EngineBlocks()
         blocks.apply(msgspec.msgpack.encode([1.0, [stored([1, 2, 3, 4])]]))
         application[VIEWS] = PrefixViews({"one": blocks})
         application[ROUTER] = Router(Upstream(servers[0].url, pool, settings.timeouts, settings=servers[0]))
         one = "/v1/routing/{model:.+}"
-        application.add_routes([web.get("/v1/routing", describe), web.put(one, switch), web.delete(one, reset)])
+        application.add_routes([web.get("/v1/routing", describe), web.put(one, override), web.delete(one, reset)])
         runner = web.AppRunner(application)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)

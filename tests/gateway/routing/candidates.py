@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gateway.upstreams.loaded import Loaded
+from gateway.upstreams.loaded import LoadedReport
 
 
 @dataclass(eq=False, slots=True)
@@ -13,7 +13,7 @@ class FakeCandidate:
     weight: float = 1.0
     in_flight: int = 0
     latency: float = 0.0
-    loaded: Loaded | None = None
+    loaded: LoadedReport | None = None
 
 
 def candidates(count: int) -> list[FakeCandidate]:

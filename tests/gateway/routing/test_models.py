@@ -126,7 +126,7 @@ def test_a_strategy_is_switched_while_running() -> None:
     routing = routing_table(models={"m": {}})
     assert isinstance(routing.strategy("m"), LeastConnections)
     assert routing.strategy("m") is routing.strategy("m")
-    routing.switches = {"m": routing.switch("m", "round-robin")}
+    routing.overrides = {"m": routing.override("m", "round-robin")}
     assert isinstance(routing.strategy("m"), RoundRobin)
     assert isinstance(routing.strategy("n"), LeastConnections)
     assert isinstance(routing.strategy(None), LeastConnections)
@@ -136,8 +136,8 @@ def test_a_strategy_is_switched_while_running() -> None:
     routing.reload(Settings(routing=msgspec.convert({"models": {"m": {"strategy": "weighted"}}}, RoutingSettings)))
     assert (routing.name_of("m"), routing.source_of("m")) == ("weighted", "settings")
     with pytest.raises(InvalidRequest, match="one of least-connections"):
-        routing.switch("m", "fastest")
-    routing.switches = {}
+        routing.override("m", "fastest")
+    routing.overrides = {}
     routing.reload(Settings())
     assert isinstance(routing.strategy("m"), LeastConnections)
 
@@ -145,7 +145,7 @@ def test_a_strategy_is_switched_while_running() -> None:
 def test_settings_that_are_refused_change_nothing() -> None:
     """A reload that fails leaves the strategies that were switched."""
     routing = routing_table()
-    routing.switches = {"m": routing.switch("m", "round-robin")}
+    routing.overrides = {"m": routing.override("m", "round-robin")}
     bad = msgspec.convert({"aliases": {"a": "a"}, "strategy": "weighted"}, RoutingSettings)
     with pytest.raises(SettingsError):
         routing.reload(Settings(routing=bad))

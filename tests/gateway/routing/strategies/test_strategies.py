@@ -17,7 +17,7 @@ from gateway.routing.strategies.rotation import RoundRobin, Weighted
 from gateway.routing.strategy import RouteRequest, Strategy
 from gateway.settings.upstreams import ModelSettings, RoutingSettings
 from gateway.settings.upstreams import Strategy as StrategyName
-from gateway.upstreams.loaded import Loaded
+from gateway.upstreams.loaded import LoadedReport
 from tests.gateway.routing.candidates import FakeCandidate, candidates
 
 ASKED = RouteRequest("m")
@@ -197,7 +197,7 @@ def test_an_upstream_that_tells_what_is_loaded_is_believed() -> None:
     now = 10.0
     loaded = LoadedModels(lambda: now)
     a, _ = candidates(2)
-    a.loaded = Loaded(frozenset({"told"}), 20.0)
+    a.loaded = LoadedReport(frozenset({"told"}), 20.0)
     loaded.note(a.name, "unloaded since")
     now = 30.0
     loaded.note(a.name, "sent since")

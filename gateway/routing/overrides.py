@@ -13,7 +13,7 @@ import msgspec
 from cache.errors import StoreUnavailable
 from gateway.errors import CacheUnavailable
 from gateway.routing.prefixes.shared_history import Commands
-from gateway.routing.table import RoutingTable, Switch
+from gateway.routing.table import RoutingTable, StrategyOverride
 
 _KEY = "keepgate:strategies"
 _VERSION = "version"
@@ -22,10 +22,10 @@ _INTERVAL = 0.2
 _DEADLINE = 2.0
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Switch).decode
+_decode = msgspec.json.Decoder(StrategyOverride).decode
 
 
-class StrategySwitches:
+class StrategyOverrides:
     """Sets strategies in `table`, in this process and in all others. `follow` runs for as long as it is used."""
 
     def __init__(self, table: RoutingTable, store: Commands | None) -> None:
@@ -36,8 +36,8 @@ class StrategySwitches:
 
     async def set(self, model: str, strategy: str) -> None:
         """Raises InvalidRequest for a strategy that there is not, and CacheUnavailable if Redis does not answer."""
-        switch = self._table.switch(model, strategy)
-        await self._change(model, switch)
+        override = self._table.override(model, strategy)
+        await self._change(model, override)
 
     async def remove(self, model: str) -> None:
         """Let the settings say a model's strategy again. Raises CacheUnavailable, and may be repeated then."""
@@ -52,7 +52,7 @@ class StrategySwitches:
                 return
             flat = await self._store.command(("HGETALL", _KEY), _DEADLINE)
             fields = dict(zip(flat[::2], flat[1::2], strict=True))
-            self._table.switches = _switches(fields)
+            self._table.overrides = _overrides(fields)
             self._version = fields.get(_VERSION.encode())
 
     async def follow(self) -> None:
@@ -62,18 +62,18 @@ class StrategySwitches:
                 await self.read()
             await asyncio.sleep(_INTERVAL)
 
-    async def _change(self, model: str, switch: Switch | None) -> None:
+    async def _change(self, model: str, override: StrategyOverride | None) -> None:
         if self._store is None:
-            others = {name: known for name, known in self._table.switches.items() if name != model}
-            self._table.switches = others if switch is None else {**others, model: switch}
+            others = {name: known for name, known in self._table.overrides.items() if name != model}
+            self._table.overrides = others if override is None else {**others, model: override}
             return
         field, version = _MODEL + model, (_VERSION, secrets.token_hex(8))
         try:
-            if switch is None:
+            if override is None:
                 await self._store.command(("HDEL", _KEY, field), _DEADLINE)
                 await self._store.command(("HSET", _KEY, *version), _DEADLINE)
             else:
-                await self._store.command(("HSET", _KEY, field, _encode(switch), *version), _DEADLINE)
+                await self._store.command(("HSET", _KEY, field, _encode(override), *version), _DEADLINE)
             await self.read()
         except StoreUnavailable as error:
             raise CacheUnavailable(
@@ -81,8 +81,8 @@ class StrategySwitches:
             ) from error
 
 
-def _switches(fields: dict[bytes, bytes]) -> dict[str, Switch]:
-    found: dict[str, Switch] = {}
+def _overrides(fields: dict[bytes, bytes]) -> dict[str, StrategyOverride]:
+    found: dict[str, StrategyOverride] = {}
     for field, value in fields.items():
         name = field.decode()
         if name.startswith(_MODEL):

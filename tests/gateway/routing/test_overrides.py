@@ -9,7 +9,7 @@ import pytest
 from cache.stores.redis_store import RedisStore, open_redis_store
 from gateway.errors import CacheUnavailable, InvalidRequest
 from gateway.http.background_tasks import background_tasks
-from gateway.routing.switches import StrategySwitches
+from gateway.routing.overrides import StrategyOverrides
 from gateway.routing.table import RoutingTable
 from gateway.settings.settings import Settings
 from gateway.settings.upstreams import RoutingSettings
@@ -33,18 +33,18 @@ async def test_a_switch_reaches_all_and_lasts(valkey: Valkey) -> None:
         redis = await redis_of(stack, valkey)
         here, there, otherwise = table(), table(), table(models={"org/m": {"strategy": "weighted"}})
         for follower in (there, otherwise):
-            tasks.keep(StrategySwitches(follower, await redis_of(stack, valkey)).follow)
-        switches = StrategySwitches(here, redis)
-        await switches.set("n", "prefix-aware")
-        await switches.set("org/m", "round-robin")
+            tasks.keep(StrategyOverrides(follower, await redis_of(stack, valkey)).follow)
+        overrides = StrategyOverrides(here, redis)
+        await overrides.set("n", "prefix-aware")
+        await overrides.set("org/m", "round-robin")
         assert here.name_of("org/m") == "round-robin"
         await until(lambda: there.name_of("org/m") == "round-robin" and otherwise.name_of("n") == "prefix-aware")
         assert (otherwise.name_of("org/m"), otherwise.source_of("org/m")) == ("weighted", "settings")
 
         later = table()
-        await StrategySwitches(later, redis).read()
+        await StrategyOverrides(later, redis).read()
         assert list(later.strategies()) == [("n", "prefix-aware"), ("org/m", "round-robin")]
-        await switches.remove("org/m")
+        await overrides.remove("org/m")
         await until(lambda: there.source_of("org/m") == "settings")
         assert there.name_of("n") == "prefix-aware"
 
@@ -53,23 +53,23 @@ async def test_switches_of_other_versions_do_no_harm(valkey: Valkey, raw: Any) -
     """A strategy that this version does not have is left alone, and the others count."""
     async with AsyncExitStack() as stack:
         here = table()
-        switches = StrategySwitches(here, await redis_of(stack, valkey))
+        overrides = StrategyOverrides(here, await redis_of(stack, valkey))
         await raw.hset(KEY, mapping={"version": "1", "model:a": b'{"strategy":"psychic","instead_of":"x"}', "b": "?"})
-        await switches.set("m", "round-robin")
+        await overrides.set("m", "round-robin")
         assert list(here.strategies()) == [("m", "round-robin")]
         with pytest.raises(InvalidRequest):
-            await switches.set("m", "psychic")
+            await overrides.set("m", "psychic")
 
 
 async def test_without_redis_nothing_is_switched(own_valkey: Valkey) -> None:
     """The operator hears of it, and what is known stays."""
     async with AsyncExitStack() as stack:
         here = table()
-        switches = StrategySwitches(here, await redis_of(stack, own_valkey))
-        await switches.set("m", "round-robin")
+        overrides = StrategyOverrides(here, await redis_of(stack, own_valkey))
+        await overrides.set("m", "round-robin")
         await own_valkey.kill()
         with pytest.raises(CacheUnavailable, match="set while running"):
-            await switches.set("m", "weighted")
+            await overrides.set("m", "weighted")
         with pytest.raises(CacheUnavailable):
-            await switches.remove("m")
+            await overrides.remove("m")
         assert here.name_of("m") == "round-robin"
