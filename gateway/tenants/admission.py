@@ -1,11 +1,10 @@
 """A request that was admitted: what it has reserved, and what becomes of that."""
 
-import time
 from collections.abc import Callable
 
 from gateway.tenants.local_share import LocalShare
 from gateway.tenants.scope import NANO, REQUESTS, TOKENS, rate_headers, tightest
-from gateway.tenants.usage import RENEWED_AFTER, ReservedMoney, Usage
+from gateway.tenants.usage import AdmittedMiss, Usage
 
 _WINDOW = 61.0
 
@@ -37,28 +36,20 @@ UNLIMITED = Admission()
 class Reservation(Admission):
     """Of a caller with limits. `report` says that the usage has news for Redis."""
 
-    def __init__(
-        self, usage: Usage, report: Callable[[Usage], None], slot: str, tokens: int, money: int, reply: list[int]
-    ) -> None:
+    def __init__(self, usage: Usage, report: Callable[[Usage], None], admitted: AdmittedMiss) -> None:
         self._usage = usage
-        self._scopes = usage.scopes
         self._report = report
-        self._slot = slot
-        self._tokens = tokens
-        _, self._second, day, _, *used = reply
-        self._used = used
-        self._money: ReservedMoney | None = None
-        if money and usage.has_budget:
-            self._money = ReservedMoney(f"{slot} {day} {money}", time.monotonic() + RENEWED_AFTER)
-            usage.reserved.add(self._money)
+        self._lease, self._slot, self._money = admitted
+        self._unused = self._lease.left
         self._is_settled = False
 
     @property
     def headers(self) -> dict[str, str]:
         headers: dict[str, str] = {}
-        for name, which in (("requests", REQUESTS), ("tokens", TOKENS)):
-            if found := tightest(self._scopes, which, self._used[which - 1 :: 4]):
-                headers |= rate_headers(name, *found, _WINDOW)
+        for name, which, each in (("requests", REQUESTS, 1), ("tokens", TOKENS, self._lease.tokens)):
+            if found := tightest(self._usage.scopes, which, self._lease.used[which - 1 :: 4]):
+                limit, left = found
+                headers |= rate_headers(name, limit, left + self._unused * each, _WINDOW)
         return headers
 
     def settle(self, tokens: int, dollars: float) -> None:
@@ -66,7 +57,7 @@ class Reservation(Admission):
             return
         self._is_settled = True
         batch = self._usage.batch
-        batch.tokens.append((self._second, self._tokens, tokens))
+        batch.tokens.append((self._lease.second, self._lease.tokens, tokens))
         used = round(dollars * NANO)
         if self._money is None:
             batch.unreserved += used

@@ -1,17 +1,25 @@
 -- Admits requests to a key and its team at once, or to neither.
 -- KEYS: of each scope the window, the slots (a sorted set: slot -> when it expires), what was spent, and which of it is
 --       reserved (a sorted set: "<slot> <day> <nano-dollars>" -> when it expires).
--- ARGV: the number of scopes; permits wanted, of which fewer may be granted; 1 for a miss, 0 for hits; of a miss its
---       tokens, nano-dollars, slot, and the milliseconds until slot and reservation expire; the turn and the number of
---       this call; five limits of each scope; then slots to free.
+-- ARGV: the number of scopes; requests wanted, of which fewer may be granted; 1 for misses, 0 for hits; of each miss its
+--       tokens, nano-dollars and slot, to which a number from 1 is added, and the milliseconds until slots and
+--       reservations expire; the turn and the number of this call; five limits of each scope; then slots to free.
 -- A call may come twice, if the reply to the first was late: it counts once. A turn's calls have rising numbers.
--- Returns 0, the second, the day, the permits granted, and of each scope its requests, tokens, and nano-dollars of day
--- and month; or the number of the scope that refuses, its limit, milliseconds until that can change, and what is used.
+-- Returns 0, the second, the day, how many requests are granted, and of each scope its requests, tokens, and
+-- nano-dollars of day and month; or the number of the scope that refuses, its limit, milliseconds until that can change,
+-- and what is used.
 local count, granted, is_miss = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == '1'
 local tokens, dollars, slot, lease = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7])
 local turn, call = 'turn:' .. ARGV[8], tonumber(ARGV[9])
 local BEFORE = 9
 local scopes = scopes_of(count, BEFORE)
+
+-- Of what is left of a limit, and of free slots, one process is granted this part at most, or a single request: what it
+-- does not use is refused to others until it comes back.
+local PART, PART_OF_SLOTS = 100, 8
+local function grant(most)
+  granted = math.max(1, math.min(granted, math.floor(most)))
+end
 
 local last = redis.call('HGET', scopes[1].window, turn)
 if last then
@@ -38,7 +46,7 @@ for number, scope in ipairs(scopes) do
     if free < 1 then
       return {number, REQUESTS, window_wait(scope.window, 'r', 1 - free), scope.requests}
     end
-    granted = math.min(granted, free)
+    grant(free / PART)
   end
   if is_miss and limits[TOKENS] >= 0 then
     scope.tokens = window_sum(scope.window, 't')
@@ -48,6 +56,7 @@ for number, scope in ipairs(scopes) do
     if lacking > 0 then
       return {number, TOKENS, window_wait(scope.window, 't', lacking), scope.tokens}
     end
+    grant((limits[TOKENS] - scope.tokens) / PART / tokens)
   end
   if is_miss and limits[SLOTS] >= 0 then
     for freed = BEFORE + count * LIMITS_OF_SCOPE + 1, #ARGV do
@@ -58,6 +67,7 @@ for number, scope in ipairs(scopes) do
     if running >= limits[SLOTS] then
       return {number, SLOTS, 1000, running}
     end
+    grant((limits[SLOTS] - running) / PART_OF_SLOTS)
   end
   if is_miss and scope.has_budget then
     scope.day, scope.month = spent_sums(scope)
@@ -71,6 +81,11 @@ for number, scope in ipairs(scopes) do
       end
       return {number, MONTH, (next_month * 86400 - now) * 1000, scope.month}
     end
+    for _, left in ipairs({limits[DAY] - scope.day, limits[MONTH] - scope.month}) do
+      if left > 0 then
+        grant(left / PART / dollars)
+      end
+    end
   end
 end
 
@@ -80,17 +95,22 @@ for _, scope in ipairs(scopes) do
     scope.requests = window_add(scope.window, 'r', granted)
   end
   if scope.needed then
-    scope.tokens = window_add(scope.window, 't', scope.needed)
+    scope.tokens = window_add(scope.window, 't', scope.needed * granted)
   end
   if is_miss and scope.limits[SLOTS] >= 0 then
-    redis.call('ZADD', scope.slots, now_ms + lease, slot)
+    for each = 1, granted do
+      redis.call('ZADD', scope.slots, now_ms + lease, slot .. '.' .. each)
+    end
     redis.call('PEXPIRE', scope.slots, lease)
   end
   if is_miss and scope.has_budget then
-    scope.day = redis.call('HINCRBY', scope.spent, 'day_sum', dollars)
-    scope.month = redis.call('HINCRBY', scope.spent, 'month_sum', dollars)
+    scope.day = redis.call('HINCRBY', scope.spent, 'day_sum', dollars * granted)
+    scope.month = redis.call('HINCRBY', scope.spent, 'month_sum', dollars * granted)
     if dollars > 0 then
-      redis.call('ZADD', scope.reserved, now_ms + lease, string.format('%s %d %s', slot, today, ARGV[5]))
+      for each = 1, granted do
+        local reserved = string.format('%s.%d %d %s', slot, each, today, ARGV[5])
+        redis.call('ZADD', scope.reserved, now_ms + lease, reserved)
+      end
     end
   end
   for _, used in ipairs({scope.requests, scope.tokens, scope.day, scope.month}) do

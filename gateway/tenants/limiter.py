@@ -1,6 +1,7 @@
 """Holds requests to the limits of their keys and teams: docs/decisions/027-limits.md.
 
-A hit takes a permit that this process has leased. A miss asks Redis once, for all limits of the key and its team.
+A hit takes a permit that this process has leased. A miss takes one that is leased for all limits of the key and its
+team; Redis admits more than one at once only far from the limits.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ import msgspec
 
 from cache.errors import StoreUnavailable
 from cache.stores.redis_store import RedisStore
-from gateway.errors import CacheUnavailable
+from gateway.errors import CacheUnavailable, RateLimited
 from gateway.http.background_tasks import background_tasks
 from gateway.settings.limits import KeySettings
 from gateway.tenants.admission import UNLIMITED, Admission, LocalAdmission, Reservation
@@ -23,7 +24,7 @@ from gateway.tenants.caller import Caller
 from gateway.tenants.local_share import first_refusal
 from gateway.tenants.scope import NANO, REQUESTS, Refusal, Scope
 from gateway.tenants.scripts import run_script
-from gateway.tenants.usage import RENEWED_AFTER, SLOT_SECONDS, Batch, Usage, usage_of
+from gateway.tenants.usage import LEASE_SECONDS, SLOT_SECONDS, AdmittedMiss, Batch, Lease, Usage, usage_of
 from gateway.tenants.virtual_key import VirtualKey
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,6 @@ _PROBE_SECONDS = 0.25
 # More at once would only delay each other, and look like a slow Redis.
 _TURNS = 8
 _BACKGROUND_DEADLINE = 2.0
-_LEASE_SECONDS = 1.0
 # A limit may be raised, and permits may come back.
 _REMEMBERED_SECONDS = 1.0
 _HEARTBEAT_SECONDS = 5.0
@@ -98,18 +98,11 @@ class Limiter:
             await self._take_permit(usage)
             return UNLIMITED
         tokens, money = prompt_tokens + max_output_tokens, round(dollars * NANO)
-        slot = f"{self._worker}.{next(self._numbers)}"
-        if usage.limits_slots:
-            usage.slots[slot] = time.monotonic() + RENEWED_AFTER
         try:
-            reply = await self._ask(usage, 1, (1, tokens, money, slot))
+            admitted = usage.take_miss(tokens, money) or await self._lease_misses(usage, tokens, money)
         except StoreUnavailable as error:
-            self._free(usage, slot)  # Redis may have got the request
             return self._admit_locally(usage, tokens, money, error)
-        except BaseException:
-            self._free(usage, slot)
-            raise
-        return Reservation(usage, self._report, slot, tokens, money, reply)
+        return Reservation(usage, self._report, admitted)
 
     async def flush(self) -> None:
         """Return when Redis knows what was used so far, however long it is away."""
@@ -143,21 +136,43 @@ class Limiter:
         usage = self._usages[key.id] = usage_of(key)
         if former is not None:
             usage.slots, usage.reserved = former.slots, former.reserved
-            if former.return_permits():
+            if former.return_permits() | former.end_lease():
                 self._report(former)
         return usage
 
     # Asking Redis
 
+    async def _lease_misses(self, usage: Usage, tokens: int, money: int) -> AdmittedMiss:
+        """Lease misses and take one of them."""
+        async with usage.leasing:  # one asks for all that wait
+            if admitted := usage.take_miss(tokens, money):
+                return admitted
+            if usage.end_lease():
+                self._report(usage)
+            name, wanted = f"{self._worker}.{next(self._numbers)}", usage.wanted
+            try:
+                reply = await self._ask(usage, wanted, (1, tokens, money, name))
+            except RateLimited:
+                raise
+            except BaseException:
+                if usage.limits_slots:  # Redis may have got the request
+                    usage.batch.freed += [f"{name}.{number}" for number in range(1, wanted + 1)]
+                    self._report(usage)
+                raise
+            usage.lease = Lease(name, tokens, money, reply)
+            admitted = usage.take_miss(tokens, money)
+            assert admitted is not None  # noqa: S101  # Redis grants one at least
+            return admitted
+
     async def _take_permit(self, usage: Usage) -> None:
         if usage.chunk == 1:
-            await self._lease(usage)
+            await self._lease_permits(usage)
             return
-        async with usage.refilling:  # one asks for all that wait
+        async with usage.leasing:
             if not usage.take_permit(time.monotonic()):
-                await self._lease(usage)
+                await self._lease_permits(usage)
 
-    async def _lease(self, usage: Usage) -> None:
+    async def _lease_permits(self, usage: Usage) -> None:
         """Lease permits and take one of them."""
         if usage.return_permits():
             self._report(usage)
@@ -170,7 +185,7 @@ class Limiter:
             return
         if granted > 1:
             usage.permits, usage.permits_second = granted - 1, second
-            usage.permits_until = time.monotonic() + _LEASE_SECONDS
+            usage.permits_until = time.monotonic() + LEASE_SECONDS
 
     async def _ask(self, usage: Usage, wanted: int, miss: tuple[int | str, ...]) -> list[int]:
         """The reply of admit.lua that admits. Raises RateLimited, BudgetExceeded, StoreUnavailable."""
@@ -249,11 +264,6 @@ class Limiter:
 
     # Telling Redis
 
-    def _free(self, usage: Usage, slot: str) -> None:
-        if usage.slots.pop(slot, None) is not None:
-            usage.batch.freed.append(slot)
-            self._report(usage)
-
     def _report(self, usage: Usage) -> None:
         self._with_news[id(usage)] = usage
         self._has_news.set()
@@ -303,6 +313,8 @@ class Limiter:
             now = time.monotonic()
             for key_id, usage in list(self._usages.items()):
                 is_over = now >= usage.permits_until and usage.return_permits()
+                if usage.lease is not None and now >= usage.lease.until:
+                    is_over |= usage.end_lease()
                 if usage.renew(now) or is_over:
                     self._report(usage)
                 if not (usage.slots or usage.reserved) and now - usage.last_used > _FORGOTTEN_AFTER_SECONDS:

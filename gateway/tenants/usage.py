@@ -1,9 +1,10 @@
-"""What one process knows of a limited key: permits that it has leased, slots, and what Redis has yet to hear."""
+"""What one process knows of a limited key: what it has leased, slots, and what Redis has yet to hear."""
 
 import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from weakref import WeakSet
 
 import msgspec
@@ -15,8 +16,11 @@ from gateway.tenants.virtual_key import VirtualKey
 SLOT_SECONDS = 15.0
 """A slot that its worker does not renew for so long is free, and so is money that is reserved."""
 RENEWED_AFTER = 5.0
-# Large limits are leased in parts of a thousandth, so that not every hit asks Redis; what is below asks for each.
+LEASE_SECONDS = 1.0
+# Permits for hits are leased in parts of a thousandth of the limit, so that not every hit asks Redis.
 _PARTS = 1000
+# Misses, twice as many as the last time while they are used up within a second.
+_MOST_MISSES = 32
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -45,6 +49,39 @@ class Batch(msgspec.Struct):
     renewed: list[str] = []
 
 
+class Lease:
+    """Misses that Redis has admitted for this process, for a second: `left` more, each with up to `tokens` and `money`,
+    which is in nano-dollars.
+
+    `used` has of each scope the requests, the tokens, and the money of day and month that are used or reserved.
+    """
+
+    __slots__ = ("_day", "_name", "granted", "left", "money", "second", "tokens", "until", "used")
+
+    def __init__(self, name: str, tokens: int, money: int, reply: list[int]) -> None:
+        """`reply` is that of admit.lua; `name` is that of its slots, without their numbers."""
+        _, self.second, self._day, self.granted, *self.used = reply
+        self.left = self.granted
+        self._name = name
+        self.tokens = tokens
+        self.money = money
+        self.until = time.monotonic() + LEASE_SECONDS
+
+    def take(self) -> tuple[str, str]:
+        """A miss: its slot, and its money as the scripts have it."""
+        slot = f"{self._name}.{self.left}"
+        self.left -= 1
+        return slot, f"{slot} {self._day} {self.money}"
+
+
+class AdmittedMiss(NamedTuple):
+    """One of a lease. `money` is None where none is reserved."""
+
+    lease: Lease
+    slot: str
+    money: ReservedMoney | None
+
+
 @dataclass(slots=True)
 class Usage:
     """The use of one key by this process. `chunk` is how many permits are leased at once, 0 without such a limit."""
@@ -59,7 +96,10 @@ class Usage:
     permits: int = 0
     permits_second: int = 0
     permits_until: float = 0.0
-    refilling: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lease: Lease | None = None
+    wanted: int = 1
+    """How many misses the next lease is to have."""
+    leasing: asyncio.Lock = field(default_factory=asyncio.Lock)
     refused: Refusal | None = None
     refused_at: float = 0.0
     refused_until: float = 0.0
@@ -87,6 +127,39 @@ class Usage:
             return False
         self.batch.permits.append((self.permits_second, self.permits))
         self.permits = 0
+        return True
+
+    def take_miss(self, tokens: int, money: int) -> AdmittedMiss | None:
+        """A miss of the lease; None if it has none for so many tokens and so much money."""
+        lease, now = self.lease, time.monotonic()
+        if lease is None or not lease.left or now >= lease.until or tokens > lease.tokens or money > lease.money:
+            return None
+        slot, text = lease.take()
+        if self.limits_slots:
+            self.slots[slot] = now + RENEWED_AFTER
+        if not (lease.money and self.has_budget):
+            return AdmittedMiss(lease, slot, None)
+        reserved = ReservedMoney(text, now + RENEWED_AFTER)
+        self.reserved.add(reserved)
+        return AdmittedMiss(lease, slot, reserved)
+
+    def end_lease(self) -> bool:
+        """Give unused misses back to Redis; False if there are none. The next lease is for as many as were used."""
+        lease, self.lease = self.lease, None
+        if lease is None:
+            return False
+        self.wanted = max(1, lease.granted - lease.left)
+        if not lease.left:
+            if time.monotonic() < lease.until:
+                self.wanted = min(2 * self.wanted, _MOST_MISSES)
+            return False
+        self.batch.permits.append((lease.second, lease.left))
+        self.batch.tokens.append((lease.second, lease.left * lease.tokens, 0))
+        while lease.left:
+            slot, text = lease.take()
+            self.batch.freed.append(slot)
+            if lease.money:
+                self.batch.money.append((text, 0))
         return True
 
     def renew(self, now: float) -> bool:

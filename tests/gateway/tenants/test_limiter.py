@@ -188,6 +188,111 @@ async def test_a_request_larger_than_the_limit_takes_a_whole_minute(workers: Wor
     assert await admitted([limiter.admit(alice, 1, 0, 0)]) == 0
 
 
+# Misses that are leased
+
+
+FAR = {
+    "requests_per_minute": 10**6,
+    "tokens_per_minute": 10**8,
+    "concurrent_requests": 10**4,
+    "budget_per_day": 10.0**4,
+}
+
+
+async def test_most_misses_of_a_busy_key_ask_nobody(workers: Workers, valkey: Valkey, raw: Any) -> None:
+    """Far from its limits they are leased; each counts for what it used, and holds nothing once it has ended."""
+    worker = await workers.start(valkey)
+    alice = caller(**FAR)
+    before = await calls(raw)
+    for number in range(500):
+        with await worker.limiter.admit(alice, 10, 90, 0.001) as admission:
+            assert admission.headers["x-ratelimit-remaining-requests"] == str(10**6 - number - 1)
+            admission.settle(30, 0.000_5)
+    assert worker.limiter._usages["key_alice"].end_lease()
+    await worker.limiter.flush()
+
+    assert await calls(raw) - before < 500 / 5
+    window = scopes_of(alice.key)[0].keys[0]  # type: ignore[arg-type]
+    assert await raw.hmget(window, "rsum", "tsum") == [b"500", b"15000"]
+    assert await raw.hget(ALICE_SPENT, "day_sum") == b"250000000"
+    assert not await raw.exists(ALICE_SLOTS, ALICE_RESERVED)
+
+
+async def test_misses_that_nobody_used_come_back(workers: Workers, valkey: Valkey, raw: Any) -> None:
+    """What is left of a lease when it ends is returned, and the next one is smaller."""
+    worker = await workers.start(valkey)
+    alice = caller(**FAR)
+    admissions = [await worker.limiter.admit(alice, 10, 90, 0.001) for _ in range(33)]
+    lease = worker.limiter._usages["key_alice"].lease
+    assert lease is not None
+    assert (lease.granted, lease.left) == (32, 30)
+    lease.until = time.monotonic()
+
+    async def is_returned() -> bool:
+        return int(await raw.zcard(ALICE_SLOTS)) == 33
+
+    await until(is_returned)
+    assert await raw.hget(ALICE_SPENT, "day_sum") == b"33000000"
+    assert await raw.zcard(ALICE_RESERVED) == 33
+    assert worker.limiter._usages["key_alice"].wanted == 2
+    for admission in admissions:
+        admission.settle(0, 0)
+        admission.release()
+    await worker.limiter.flush()
+    assert not await raw.exists(ALICE_SLOTS, ALICE_RESERVED)
+
+
+async def test_a_larger_miss_than_was_leased_asks_for_itself(workers: Workers, valkey: Valkey, raw: Any) -> None:
+    """It reserves what it may use, and later ones lease so much."""
+    worker = await workers.start(valkey)
+    alice = caller(**FAR)
+    for _ in range(4):
+        (await worker.limiter.admit(alice, 10, 0, 0.001)).settle(10, 0.001)
+    (await worker.limiter.admit(alice, 5_000, 0, 0.5)).settle(4_000, 0.25)
+    worker.limiter._usages["key_alice"].end_lease()
+    await worker.limiter.flush()
+
+    window = scopes_of(alice.key)[0].keys[0]  # type: ignore[arg-type]
+    assert await raw.hmget(window, "rsum", "tsum") == [b"5", b"4040"]
+    assert await raw.hget(ALICE_SPENT, "day_sum") == b"254000000"
+
+
+@pytest.mark.parametrize(
+    ("limits", "most"),
+    [
+        ({"requests_per_minute": 3_000, "tokens_per_minute": 10**9}, 3_000),
+        ({"tokens_per_minute": 20_000}, 2_000),
+        ({"concurrent_requests": 700}, 700),
+        ({"budget_per_day": 1.0}, 1_000),
+    ],
+)
+async def test_leased_misses_add_up_to_the_limit(
+    workers: Workers, valkey: Valkey, limits: dict[str, Any], most: int
+) -> None:
+    """Near the limit each miss asks for itself: all of it is used, and no more, by however many workers."""
+    limiters = [(await workers.start(valkey)).limiter for _ in range(3)]
+    alice = caller(**limits)
+    kept = []
+    used_up: set[int] = set()
+    for number in range(20 * most):
+        if (which := number % 3) in used_up:
+            continue
+        try:
+            kept.append(await limiters[which].admit(alice, 5, 5, 0.001))
+        except RateLimited:
+            used_up.add(which)
+
+    assert len(kept) == most
+
+
+async def test_a_lease_ends_with_the_limits_it_was_for(workers: Workers, valkey: Valkey) -> None:
+    """A lowered limit holds at once."""
+    limiter = (await workers.start(valkey)).limiter
+    for _ in range(10):
+        (await limiter.admit(caller(**FAR), 1, 1, 0)).settle(2, 0)
+    assert await admitted([limiter.admit(caller(tokens_per_minute=2), 1, 1, 0) for _ in range(5)]) == 0
+
+
 # Concurrent requests
 
 
