@@ -191,7 +191,7 @@ async def test_a_request_larger_than_the_limit_takes_a_whole_minute(workers: Wor
 # Misses that are leased
 
 
-FAR = {
+FAR: dict[str, Any] = {
     "requests_per_minute": 10**6,
     "tokens_per_minute": 10**8,
     "concurrent_requests": 10**4,
