@@ -75,6 +75,8 @@ class _Items(list[Any]):
 class StreamAssembler:
     """Builds the response object of a request that streamed, chunk by chunk."""
 
+    __slots__ = ("_choices", "_response", "_usage")
+
     def __init__(self) -> None:
         self._response: Json = {}
         self._choices: dict[int, Json] = {}

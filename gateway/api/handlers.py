@@ -212,13 +212,12 @@ async def _relayed(request: web.Request, call: RouteCall, admission: Admission) 
         headers["x-keepgate-cache"] = "bypass"
         headers["x-keepgate-layer"] = "none"
         response = web.StreamResponse(status=reply.status, headers=headers)
-        chunks = reply.chunks()
-        first = await anext(chunks, b"")  # a failure before the first byte can still be an error response
+        chunk = await reply.chunk()  # a failure before the first byte can still be an error response
         await response.prepare(request)
         writer = ResponseWriter(request, response, request.app[SETTINGS].timeouts.client)
-        await writer.send(first)
-        async for chunk in chunks:
+        while chunk:
             await writer.send(chunk)
+            chunk = await reply.chunk()
         await writer.finish()
         return response
 

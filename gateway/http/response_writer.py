@@ -42,6 +42,8 @@ class ResponseWithTrailers(web.StreamResponse):
 class ResponseWriter:
     """Writes the chunks of a started response; the client has `timeout` seconds to read each."""
 
+    __slots__ = ("_is_chunked", "_request", "_response", "_timeout")
+
     def __init__(self, request: web.BaseRequest, response: web.StreamResponse, timeout: float) -> None:
         self._request = request
         self._response = response

@@ -31,9 +31,12 @@ class EventSplitter:
         self._scanned = 0  # bytes of `_rest` in which no blank line ends
 
     def feed(self, data: bytes) -> list[bytes]:
-        if not self._rest and data.endswith(b"\n\n") and b"\r" not in data and b"\n\n\n" not in data:
-            # The common case: whole events.
-            return [event + b"\n\n" for event in data[:-2].split(b"\n\n")]
+        if not self._rest and data.endswith(b"\n\n") and b"\r" not in data:
+            # The common cases: an event of one line, and whole events. Bytes are counted sooner than pairs are found.
+            if data.count(b"\n") == 2:
+                return [data]
+            if b"\n\n\n" not in data:
+                return [event + b"\n\n" for event in data[:-2].split(b"\n\n")]
         rest = self._rest
         rest += data
         # A final CR may be half of a CRLF: it waits for the next bytes.

@@ -21,6 +21,7 @@ import time
 import traceback
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
 
 from multidict import CIMultiDict
 
@@ -88,6 +89,7 @@ class _Signal:
             self._waiters.remove(waiter)
 
 
+@dataclass(slots=True, eq=False)
 class Flight:
     """The state of one upstream call; `recording` is set once it finished with a complete answer that may be stored.
 
@@ -97,46 +99,52 @@ class Flight:
     `deadline` is that of the request, a time of the event loop; None if it has none.
     """
 
-    def __init__(self, keep_bytes: int, choices: int, asks_usage: bool = False, deadline: float | None = None) -> None:
-        self.deadline = deadline
-        self._choices = choices
-        self._asks_usage = asks_usage
-        self._keep_bytes = keep_bytes
-        self._chunks: list[bytes] = []
-        self._first = 0  # number of the chunk at _chunks[0]
-        self._size = self._loose = 0  # bytes in all, and in _chunks
-        # Events before those in _chunks, by the number of the first: that of the next, and their bytes.
-        self._packed: dict[int, tuple[int, bytes]] = {}
-        self._sample = b""  # of the events, which each of these would have to repeat
-        self._subscribers: set[Subscriber] = set()
-        self._drained = _Signal()
-        self._started = _Signal()
-        self._settled = _Signal()  # finished, or known to be too long to wait for
-        self._finished = _Signal()
-        self._began = time.monotonic()
-        self.task: asyncio.Task[None] | None = None
-        self.background = False
-        self.oversized = False
-        self.abandoned = False
-        self.complete = False  # the body is complete; only the end of the connection is still to come
-        self.upstream = ""  # its label in the metrics
-        self.source: Upstream | None = None
-        self.share: MachineShare | None = None
-        self.model: str | None = None
-        """Which model answers: a fallback, or the one that was asked for."""
-        self.span: Span = NO_SPAN
-        """Of the request to the upstream."""
-        self.charge: Charge | None = None
-        """What it cost, once it has finished."""
-        self.status = 0
-        self.headers: CIMultiDict[str] = CIMultiDict()
-        self.form: AnswerForm = CHAT
-        """The form of API in which the upstream answers."""
-        self.is_stream = False
-        self.first_byte_seconds = 0.0
-        self.error: GatewayError | None = None
-        self.recording: Recording | None = None
-        self.unstorable: str | None = None
+    keep_bytes: int
+    choices: int
+    asks_usage: bool = False
+    deadline: float | None = None
+    _chunks: list[bytes] = field(init=False, default_factory=list)
+    _first: int = field(init=False, default=0)
+    """Number of the chunk at `_chunks[0]`."""
+    _size: int = field(init=False, default=0)
+    """Bytes in all, of which `_loose` are in `_chunks`."""
+    _loose: int = field(init=False, default=0)
+    _packed: dict[int, tuple[int, bytes]] = field(init=False, default_factory=dict)
+    """Events before those in `_chunks`, by the number of the first: that of the next, and their bytes."""
+    _sample: bytes = field(init=False, default=b"")
+    """Of the events, which each of the packed ones would have to repeat."""
+    _subscribers: "set[Subscriber]" = field(init=False, default_factory=set)
+    _drained: _Signal = field(init=False, default_factory=_Signal)
+    _started: _Signal = field(init=False, default_factory=_Signal)
+    _settled: _Signal = field(init=False, default_factory=_Signal)
+    """Finished, or known to be too long to wait for."""
+    _finished: _Signal = field(init=False, default_factory=_Signal)
+    _began: float = field(init=False, default_factory=time.monotonic)
+    task: asyncio.Task[None] | None = field(init=False, default=None)
+    background: bool = field(init=False, default=False)
+    oversized: bool = field(init=False, default=False)
+    abandoned: bool = field(init=False, default=False)
+    complete: bool = field(init=False, default=False)
+    """The body is complete; only the end of the connection is still to come."""
+    upstream: str = field(init=False, default="")
+    """Its label in the metrics."""
+    source: Upstream | None = field(init=False, default=None)
+    share: MachineShare | None = field(init=False, default=None)
+    model: str | None = field(init=False, default=None)
+    """Which model answers: a fallback, or the one that was asked for."""
+    span: Span = field(init=False, default=NO_SPAN)
+    """Of the request to the upstream."""
+    charge: Charge | None = field(init=False, default=None)
+    """What it cost, once it has finished."""
+    status: int = field(init=False, default=0)
+    headers: CIMultiDict[str] = field(init=False, default_factory=CIMultiDict)
+    form: AnswerForm = field(init=False, default=CHAT)
+    """The form of API in which the upstream answers."""
+    is_stream: bool = field(init=False, default=False)
+    first_byte_seconds: float = field(init=False, default=0.0)
+    error: GatewayError | None = field(init=False, default=None)
+    recording: Recording | None = field(init=False, default=None)
+    unstorable: str | None = field(init=False, default=None)
 
     @property
     def seconds(self) -> float:
@@ -194,24 +202,24 @@ class Flight:
         self.headers = answer.headers
         if answer.attempt is not None:
             self.form = BY_FAMILY[answer.attempt.family]
-            self._asks_usage = self._asks_usage or answer.attempt.needs == USAGE_OF_STREAMS
+            self.asks_usage = self.asks_usage or answer.attempt.needs == USAGE_OF_STREAMS
         self.is_stream = answer.content_type == self.form.stream_type
         self._started.set()
 
     async def _take_events(self, answer: UpstreamResponse) -> None:
         splitter = splitter_of(self.form.stream_type)
-        recorder = recorder_of(self.form, self._choices, splitter.check)
+        recorder = recorder_of(self.form, self.choices, splitter.check)
         try:
             async with asyncio.timeout(None) as rest:
-                async for data in answer.chunks():
+                while data := await answer.chunk():
                     for event in splitter.feed(data):
                         if self.oversized:
                             splitter.check(event)
-                            is_usage = self._asks_usage and has_usage_alone(event)
+                            is_usage = self.asks_usage and has_usage_alone(event)
                         else:
-                            is_usage = recorder.add(event) and self._asks_usage
+                            is_usage = recorder.add(event) and self.asks_usage
                         self._append(UsageChunk(event) if is_usage else event)
-                    if len(splitter) > self._keep_bytes:  # an event without an end is not buffered without limit
+                    if len(splitter) > self.keep_bytes:  # an event without an end is not buffered without limit
                         self._append(splitter.flush())
                     if recorder.done and not self.complete:
                         self.complete = True
@@ -219,7 +227,7 @@ class Flight:
                     self._announce()
                     if self.oversized:
                         await self._wait_for_slowest()
-                    elif self._loose > min(max(_LEAST_PACKED, self._size // _PACKED_SHARE), _MOST_PACKED):
+                    elif self._loose > _LEAST_PACKED:
                         self._pack()
         except (UpstreamError, TimeoutError):
             if not recorder.done:  # else the answer is complete, however the connection ends
@@ -241,7 +249,7 @@ class Flight:
             await self._record(recorder.finish)
 
     async def _take_body(self, answer: UpstreamResponse) -> None:
-        async for data in answer.chunks():
+        while data := await answer.chunk():
             self._append(data)
             self._announce()
             if self.oversized:
@@ -249,7 +257,7 @@ class Flight:
         self.complete = True
         if self.status == 200 and not self.oversized:
             body = b"".join(self._chunks)
-            await self._record(functools.partial(record_response, self.form, self.content_type, body, self._choices))
+            await self._record(functools.partial(record_response, self.form, self.content_type, body, self.choices))
 
     async def _record(self, finish: Callable[[], Recording]) -> None:
         try:
@@ -262,9 +270,9 @@ class Flight:
         self._chunks.append(chunk)
         self._size += len(chunk)
         self._loose += len(chunk)
-        if self._size > self._keep_bytes and not self.oversized:
+        if self._size > self.keep_bytes and not self.oversized:
             self.oversized = True
-            self.unstorable = f"the answer is longer than {self._keep_bytes} bytes"
+            self.unstorable = f"the answer is longer than {self.keep_bytes} bytes"
             self._settled.set()
 
     def _announce(self) -> None:
@@ -282,6 +290,8 @@ class Flight:
 
     def _pack(self) -> None:
         """Compress the events that all subscribers have read: they repeat one another, and take a twentieth then."""
+        if self._loose <= min(self._size // _PACKED_SHARE, _MOST_PACKED):
+            return
         end = self._first + len(self._chunks)
         read = min((subscriber.position for subscriber in self._subscribers if subscriber.reads), default=end)
         if read - self._first <= len(self._chunks) // 2:  # few at a time would be large again
@@ -304,6 +314,8 @@ class Flight:
 
 class Subscriber:
     """One client's position in a flight. A context manager: a flight is cancelled when its last subscriber exits."""
+
+    __slots__ = ("_deadline", "_with_usage", "_writer", "flight", "position", "reads", "wake")
 
     def __init__(self, flight: Flight, deadline: float | None) -> None:
         self.flight = flight
@@ -396,7 +408,7 @@ class Subscriber:
             return news[0] if len(news) == 1 else b"".join(news)
         data = b"".join([chunk for chunk in news if type(chunk) is not UsageChunk])
         # Servers that are asked for usage put a null into every chunk. In a string the quotes would be escaped.
-        return data.replace(_NO_USAGE, b"") if flight._asks_usage else data
+        return data.replace(_NO_USAGE, b"") if flight.asks_usage else data
 
     async def _wait(self) -> None:
         self.wake.is_set = False

@@ -81,6 +81,8 @@ class _TextFrame:
 class StreamRecorder:
     """Records a streamed answer; `choices` is the number requested. `check` is that of the stream's splitter."""
 
+    __slots__ = ("_assembler", "_check", "_choices", "_done", "_fault", "_frame")
+
     def __init__(self, choices: int, check: Callable[[bytes], None]) -> None:
         self._check = check
         self._choices = choices

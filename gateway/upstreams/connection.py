@@ -74,6 +74,8 @@ class Exchange:
     A read timeout applies to each chunk. It does not run while the reader is busy.
     """
 
+    __slots__ = ("_connection", "_limit", "_loop", "_message", "_payload", "_protocol", "_timer", "_waiting_since")
+
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._protocol = _protocol(connection)

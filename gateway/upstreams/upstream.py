@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
@@ -167,15 +167,13 @@ class UpstreamResponse:
         """Without parameters, in lower case."""
         return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it arrives. Raises UpstreamDisconnected when it breaks, UpstreamTimeout when nothing comes, and
-        DeadlineExceeded.
+    async def chunk(self) -> bytes:
+        """The next bytes of the body as they arrive; empty at the end. Raises UpstreamDisconnected when it breaks,
+        UpstreamTimeout when nothing comes, and DeadlineExceeded.
         """
-        held, self._held = self._held, []
-        for chunk in held:
-            yield chunk
-        while not self._is_read and (chunk := await self._next()):
-            yield chunk
+        if self._held:
+            return self._held.pop(0)
+        return b"" if self._is_read else await self._next()
 
     async def _next(self) -> bytes:
         upstream = self.upstream
@@ -204,8 +202,8 @@ class UpstreamResponse:
             self.upstream.breaker.failed()
 
     async def hold(self, limit: int) -> bool:
-        """Wait for the body, or more than `limit` bytes of it; `chunks` gives them once more. Returns whether it is
-        whole. Raises what `chunks` raises.
+        """Wait for the body, or more than `limit` bytes of it; `chunk` gives them once more. Returns whether it is
+        whole. Raises what `chunk` raises.
         """
         size = sum(map(len, self._held))
         while size <= limit and not self._is_read and (chunk := await self._next()):
@@ -219,13 +217,13 @@ class UpstreamResponse:
         return self._held[0] if len(self._held) == 1 else b"".join(self._held)
 
     async def peek(self, limit: int) -> bytes:
-        """The whole body, which `chunks` gives once more. Raises what `body` raises."""
+        """The whole body, which `chunk` gives once more. Raises what `body` raises."""
         if not await self.hold(limit):
             raise UpstreamDisconnected(f"{self.upstream.title} sent more than {limit} bytes.")
         return self.held
 
     async def body(self, limit: int) -> bytes:
-        """The whole body. Raises what `chunks` raises, and UpstreamDisconnected if it is over `limit` bytes."""
+        """The whole body. Raises what `chunk` raises, and UpstreamDisconnected if it is over `limit` bytes."""
         body = await self.peek(limit)
         self._held = []
         return body
