@@ -13,12 +13,10 @@ from gateway.costs.pricing import Charge, Pricing
 from gateway.costs.usage import TokenUsage
 from gateway.proxy.flight import Flight
 from gateway.proxy.inference_request import InferenceRequest
+from gateway.proxy.metering.estimates import prompt_tokens
 from gateway.surfaces.whole import WholeEndpoint
 from gateway.tenants.caller import Caller
 from gateway.upstreams.upstream import Upstream
-
-BYTES_PER_TOKEN = 4
-"""Of English text, where the upstream does not say."""
 
 
 class Accounting:
@@ -75,7 +73,7 @@ class Accounting:
             return usage.prompt + usage.completion, cost or 0.0
         if isinstance(flight.form, WholeEndpoint):
             return 0, cost or 0.0
-        prompt, output = len(inference.body) // BYTES_PER_TOKEN, flight.output_tokens
+        prompt, output = prompt_tokens(inference.body, inference.asked.fields), flight.output_tokens
         return prompt + output, self.estimate(inference, prompt, output) if cost is None else cost
 
     def joined(self, inference: InferenceRequest, flight: Flight) -> None:

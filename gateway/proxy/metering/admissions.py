@@ -1,21 +1,16 @@
 """Holds requests to the limits of their callers: what a hit and a miss count for."""
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from gateway.errors import Overloaded, TooBusy
 from gateway.http.memory_guard import MemoryGuard, memory_limit
 from gateway.proxy.inference_request import InferenceRequest
-from gateway.proxy.metering.accounting import BYTES_PER_TOKEN, Accounting
+from gateway.proxy.metering.accounting import Accounting
+from gateway.proxy.metering.estimates import output_tokens, prompt_tokens
 from gateway.settings.settings import Settings
 from gateway.tenants.admission import UNLIMITED, Admission
 from gateway.tenants.caller import Caller
 from gateway.tenants.limiter import Limiter
-
-_OUTPUT_FIELDS = ("max_completion_tokens", "max_tokens")
-# Of an answer without a limit.
-_USUAL_OUTPUT_TOKENS = 256
-_MOST_TOKENS = 2**31
 
 
 class Admissions:
@@ -42,16 +37,15 @@ class Admissions:
 
     def other(self, caller: Caller, body: bytes | None) -> "AdmittedRequest":
         """The time of a request of which the gateway does not learn what it used. Raises what `miss` raises."""
-        tokens = len(body or b"") // BYTES_PER_TOKEN
-        return AdmittedRequest(self, lambda: self._limiter.admit(caller, tokens, 0, 0.0))
+        return AdmittedRequest(self, lambda: self._limiter.admit(caller, prompt_tokens(body or b"", {}), 0, 0.0))
 
     async def _reserved(self, inference: InferenceRequest) -> Admission:
         if inference.caller.key is None:
             return UNLIMITED
-        prompt_tokens = len(inference.body) // BYTES_PER_TOKEN
-        output_tokens = min(_output_tokens(inference.asked.fields) * inference.choices, _MOST_TOKENS)
-        dollars = self._accounting.estimate(inference, prompt_tokens, output_tokens)
-        return await self._limiter.admit(inference.caller, prompt_tokens, output_tokens, dollars)
+        fields = inference.asked.fields
+        prompt, output = prompt_tokens(inference.body, fields), output_tokens(fields, inference.choices)
+        dollars = self._accounting.estimate(inference, prompt, output)
+        return await self._limiter.admit(inference.caller, prompt, output, dollars)
 
     def begin(self) -> None:
         """Count a request as under way. Raises Overloaded and TooBusy at once if that would be too much."""
@@ -91,11 +85,3 @@ class AdmittedRequest:
     async def __aexit__(self, *_: object) -> None:
         self._admission.release()
         self._admissions.end()
-
-
-def _output_tokens(fields: Mapping[str, Any]) -> int:
-    for field in _OUTPUT_FIELDS:
-        value = fields.get(field)
-        if type(value) is int and value > 0:
-            return min(value, _MOST_TOKENS)
-    return _USUAL_OUTPUT_TOKENS

@@ -149,6 +149,21 @@ def test_a_call_that_comes_twice_counts_once(shared_valkey: Valkey) -> None:
     clocked.client.close()
 
 
+def test_a_batch_that_comes_twice_counts_once(shared_valkey: Valkey) -> None:
+    """Tokens beyond a reservation, permits that come back and money are told by the number of their batch."""
+    clocked = Clocked(shared_valkey)
+    limits = (10_000, 10_000, -1, 100, -1)
+    now = 1_800_000_000
+    for _ in range(2):
+        granted = clocked.admit(now, 4, limits, tokens=5, money=0)
+        assert granted[3] == 4
+    batch = Batch(tokens=[(now, 5, 3), (now, 5, 9)], permits=[(now, 3)], money=[("none", 7)])
+    for number in (1, 1, 2, 1):
+        clocked.settle(now, number, limits, batch)
+    assert clocked.admit(now, 1, limits, tokens=1)[4:7] == [8 - 2 * 3 + 1, 40 + 2 * (9 - 5 - (5 - 3)) + 1, 2 * 7]
+    clocked.client.close()
+
+
 def test_large_sums_of_money_stay_exact(shared_valkey: Valkey) -> None:
     """A budget of a million dollars is kept to the nano-dollar."""
     clocked = Clocked(shared_valkey)
