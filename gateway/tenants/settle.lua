@@ -52,7 +52,8 @@ local function settle_money(scope)
 end
 
 for _, scope in ipairs(scopes_of(count, 5)) do
-  local permits, tokens = scope.limits[REQUESTS] >= 0 and #batch.permits > 0, scope.limits[TOKENS] >= 0 and #batch.tokens > 0
+  local permits = scope.limits[REQUESTS] >= 0 and #batch.permits > 0
+  local tokens = scope.limits[TOKENS] >= 0 and #batch.tokens > 0
   if (permits or tokens) and not is_known(scope.window) then
     redis.call('EXPIRE', scope.window, KEPT_SECONDS)
     if permits then
