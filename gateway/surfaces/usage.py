@@ -89,9 +89,14 @@ def _inner(usage: dict[str, Any], *names: str) -> list[dict[str, Any]]:
 
 
 def _first(groups: list[dict[str, Any]], names: tuple[str, ...]) -> int:
-    return next(iter(_counts(groups, names)), 0)
+    found = _counts(groups, names) if groups else None
+    return found[0] if found else 0
 
 
 def _counts(groups: list[dict[str, Any]], names: tuple[str, ...]) -> list[int]:
-    values = [group.get(name) for group in groups for name in names]
-    return [value for value in values if type(value) is int and 0 <= value <= _MAX_TOKENS]
+    return [
+        value
+        for group in groups
+        for name in names
+        if type(value := group.get(name)) is int and 0 <= value <= _MAX_TOKENS
+    ]
