@@ -74,7 +74,7 @@ class FastPath:
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         """The response to any request, which is told of when it has ended."""
         surface = BY_PATH.get(request.path)
-        record = self._requests.begin(request, request.path if surface is not None else "")
+        record = self._requests.begin(request)
         try:
             response = await self._answer(request, surface, record)
             record.status = response.status
@@ -83,6 +83,8 @@ class FastPath:
             record.status = _CLIENT_CLOSED
             raise
         finally:
+            if record.span.is_recorded:
+                record.route = request.path if surface is not None else _route(request)
             self._requests.finish(record)
 
     async def _answer(
@@ -142,3 +144,9 @@ class FastPath:
             or REUSE_HEADER in given
             or (self._has_origins and "Origin" in given)
         )
+
+
+def _route(request: web.BaseRequest) -> str:
+    """The pattern of the path of a request that the application has answered; "" if it has none."""
+    resource = request.match_info.route.resource if isinstance(request, web.Request) else None
+    return "" if resource is None else resource.canonical

@@ -33,6 +33,8 @@ class RequestRecord(msgspec.Struct):
     began: float
     span: Span = NO_SPAN
     """Of the whole request."""
+    route: str = ""
+    """The pattern of the path: a name of few, "" if it is none of the gateway's."""
     family: str = ""
     """The form of API, for requests for an answer."""
     status: int = 0

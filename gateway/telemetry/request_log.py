@@ -46,15 +46,12 @@ class RequestLog:
         self.in_flight = 0
         """Requests that have begun and not ended."""
 
-    def begin(self, request: web.BaseRequest, route: str = "") -> RequestRecord:
-        """The record of a request, also at `request[RECORD]`, and from now on what the log names the request by.
-
-        `route` is the pattern of the path: a name of few, "" if it is none of the gateway's.
-        """
+    def begin(self, request: web.BaseRequest) -> RequestRecord:
+        """The record of a request, also at `request[RECORD]`, and from now on what the log names the request by."""
         path = request.raw_path.partition("?")[0]
         record = RequestRecord(request_id_of(request.headers), request.method, path, time.monotonic())
         if self.tracing.is_on:
-            record.span = self.tracing.begin(request.headers, f"{request.method} {route}".rstrip())
+            record.span = self.tracing.begin(request.headers, request.method)
         request[RECORD] = record
         CURRENT_REQUEST.set(record)
         self.in_flight += 1
@@ -131,6 +128,9 @@ def _end_span(record: RequestRecord) -> None:
     for name in ("key", "team", "cache", "layer", "upstream", "cost", "saving"):
         if (value := getattr(record, name)) not in ("", None):
             attributes[f"keepgate.{name}"] = value
+    if record.route:
+        record.span.rename(f"{record.method} {record.route}")
+        attributes["http.route"] = record.route
     record.span.set(attributes)
     if record.error or record.status >= 500:
         record.span.fail(record.error or str(record.status))

@@ -113,6 +113,9 @@ class RecordedSpan(Span):
             _unix(max(began, ended))
         )
 
+    def rename(self, name: str) -> None:
+        self._span.update_name(name)
+
     def set(self, attributes: Attributes) -> None:
         self._span.set_attributes(attributes)
 

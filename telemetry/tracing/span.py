@@ -37,6 +37,9 @@ class Span:
     def record(self, name: str, began: float, ended: float, attributes: Attributes = NO_ATTRIBUTES) -> None:
         """An operation within this one that is over; times are those of `time.monotonic()`."""
 
+    def rename(self, name: str) -> None:
+        """Give it another name, which is known only now."""
+
     def set(self, attributes: Attributes) -> None:
         """Add attributes, or replace them."""
 

@@ -63,6 +63,28 @@ async def test_a_request_is_one_trace(stage: Stage, tmp_path: Path) -> None:
     assert SECRET not in file.read_text()
 
 
+async def test_a_span_has_the_name_of_its_route(stage: Stage, tmp_path: Path) -> None:
+    """The pattern of the path, never the path itself: names are few."""
+    file = tmp_path / "traces.jsonl"
+    mock = await stage.mock()
+    client = await stage.gateway(mock, traces=TraceSettings(exporter="file", file=str(file), share=1.0))
+    await client.post(chat())
+    for path in ("/v1/models", "/v1/models/mock", "/v1/unheard/of", "/nowhere/at/all"):
+        await client.get(path)
+    await until(lambda: file.exists() and sum(s["name"].startswith("GET") for s in spans_in(file)) >= 4, 10)
+    routes = {
+        span["name"]: attributes_of(span).get("http.route") for span in spans_in(file) if "parentSpanId" not in span
+    }
+
+    assert routes == {
+        "POST /v1/chat/completions": "/v1/chat/completions",
+        "GET /v1/models": "/v1/models",
+        "GET /v1/models/{model}": "/v1/models/{model}",
+        "GET /v1/{rest}": "/v1/{rest}",
+        "GET": None,
+    }
+
+
 async def test_what_is_not_sampled_is_passed_on_as_that(stage: Stage, tmp_path: Path) -> None:
     """A parent that is not sampled makes no span, and reaches the upstream with its flag."""
     file = tmp_path / "traces.jsonl"

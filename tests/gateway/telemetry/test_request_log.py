@@ -58,7 +58,7 @@ def test_the_setting_says_which_requests_have_a_line(
     caplog.set_level(logging.INFO)
     log = RequestLog(LogSettings(requests=told), Tracing())  # type: ignore[arg-type]  # a literal
     for cache, status in (("miss", 200), ("hit", 200), ("hit", 503), ("", 401)):
-        record = log.begin(request_for(), "/v1/chat/completions")
+        record = log.begin(request_for())
         assert log.in_flight == 1
         fill(record, cache, status)
         log.finish(record)
@@ -109,7 +109,8 @@ async def test_the_end_of_a_request_ends_its_span() -> None:
     """With its status, the cache and the costs; a failed one is marked as such."""
     async with Collector().serving() as collector, open_tracing("gateway", endpoint=collector.url) as tracing:
         log = RequestLog(LogSettings(), tracing)
-        record = log.begin(request_for(traceparent=f"00-{'a' * 32}-{'b' * 16}-01"), "/v1/chat/completions")
+        record = log.begin(request_for(traceparent=f"00-{'a' * 32}-{'b' * 16}-01"))
+        record.route = "/v1/chat/completions"
         fill(record, "failed", 502)
         record.error = "upstream_unreachable"
         log.finish(record)
