@@ -68,7 +68,7 @@ class Reservation(Admission):
 
     def release(self) -> None:
         if self._usage.slots.pop(self._slot, None) is not None:
-            self._usage.batch.freed.append(self._slot)
+            self._usage.free([self._slot])
             self._report(self._usage)
 
 

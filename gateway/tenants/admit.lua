@@ -14,11 +14,12 @@ local turn, call = 'turn:' .. ARGV[8], tonumber(ARGV[9])
 local BEFORE = 9
 local scopes = scopes_of(count, BEFORE)
 
--- Of what is left of a limit, and of free slots, one process is granted this part at most, or a single request: what it
--- does not use is refused to others until it comes back.
-local PART, PART_OF_SLOTS = 100, 8
-local function grant(most)
-  granted = math.max(1, math.min(granted, math.floor(most)))
+-- A process may be granted several misses of a key: a part of what is left of each limit, but none of its last tenth (of
+-- slots, of the last half). What it does not use is refused to others until it comes back.
+local LEASED, PART = 0.9, 100
+local LEASED_SLOTS, PART_OF_SLOTS = 0.5, 8
+local function grant(left, amount)
+  granted = math.max(1, math.min(granted, math.floor(left / amount)))
 end
 
 local last = redis.call('HGET', scopes[1].window, turn)
@@ -46,7 +47,10 @@ for number, scope in ipairs(scopes) do
     if free < 1 then
       return {number, REQUESTS, window_wait(scope.window, 'r', 1 - free), scope.requests}
     end
-    grant(free / PART)
+    if is_miss then
+      grant((LEASED * limits[REQUESTS] - scope.requests) / PART, 1)
+    end
+    granted = math.min(granted, free)
   end
   if is_miss and limits[TOKENS] >= 0 then
     scope.tokens = window_sum(scope.window, 't')
@@ -56,7 +60,7 @@ for number, scope in ipairs(scopes) do
     if lacking > 0 then
       return {number, TOKENS, window_wait(scope.window, 't', lacking), scope.tokens}
     end
-    grant((limits[TOKENS] - scope.tokens) / PART / tokens)
+    grant((LEASED * limits[TOKENS] - scope.tokens) / PART, tokens)
   end
   if is_miss and limits[SLOTS] >= 0 then
     for freed = BEFORE + count * LIMITS_OF_SCOPE + 1, #ARGV do
@@ -67,7 +71,7 @@ for number, scope in ipairs(scopes) do
     if running >= limits[SLOTS] then
       return {number, SLOTS, 1000, running}
     end
-    grant((limits[SLOTS] - running) / PART_OF_SLOTS)
+    grant((LEASED_SLOTS * limits[SLOTS] - running) / PART_OF_SLOTS, 1)
   end
   if is_miss and scope.has_budget then
     scope.day, scope.month = spent_sums(scope)
@@ -81,10 +85,11 @@ for number, scope in ipairs(scopes) do
       end
       return {number, MONTH, (next_month * 86400 - now) * 1000, scope.month}
     end
-    for _, left in ipairs({limits[DAY] - scope.day, limits[MONTH] - scope.month}) do
-      if left > 0 then
-        grant(left / PART / dollars)
-      end
+    if limits[DAY] >= 0 then
+      grant((LEASED * limits[DAY] - scope.day) / PART, dollars)
+    end
+    if limits[MONTH] >= 0 then
+      grant((LEASED * limits[MONTH] - scope.month) / PART, dollars)
     end
   end
 end

@@ -24,7 +24,7 @@ from gateway.tenants.caller import Caller
 from gateway.tenants.local_share import first_refusal
 from gateway.tenants.scope import NANO, REQUESTS, Refusal, Scope
 from gateway.tenants.scripts import run_script
-from gateway.tenants.usage import LEASE_SECONDS, SLOT_SECONDS, AdmittedMiss, Batch, Lease, Usage, usage_of
+from gateway.tenants.usage import LEASE_SECONDS, MOST_MISSES, SLOT_SECONDS, AdmittedMiss, Batch, Lease, Usage, usage_of
 from gateway.tenants.virtual_key import VirtualKey
 
 log = logging.getLogger(__name__)
@@ -45,6 +45,7 @@ _FORGOTTEN_AFTER_SECONDS = 120.0
 _GATHER_SECONDS = 0.02
 _PAUSE_AFTER_FAILURE = 0.1
 _MOST_TRIES = 20
+_MOST_FREED_AT_ONCE = 100
 
 _encode = msgspec.json.Encoder().encode
 _Delivery = tuple[tuple[Scope, ...], Batch, int]
@@ -104,6 +105,12 @@ class Limiter:
             return self._admit_locally(usage, tokens, money, error)
         return Reservation(usage, self._report, admitted)
 
+    def end_leases(self) -> None:
+        """Give back what is leased and not used."""
+        for usage in self._usages.values():
+            if usage.return_permits() | usage.end_lease():
+                self._report(usage)
+
     async def flush(self) -> None:
         """Return when Redis knows what was used so far, however long it is away."""
         while self._delivery or self._with_news:
@@ -143,32 +150,59 @@ class Limiter:
     # Asking Redis
 
     async def _lease_misses(self, usage: Usage, tokens: int, money: int) -> AdmittedMiss:
-        """Lease misses and take one of them."""
-        async with usage.leasing:  # one asks for all that wait
-            if admitted := usage.take_miss(tokens, money):
-                return admitted
-            if usage.end_lease():
+        """Lease misses and take one of them. While one request leases, others ask for themselves alone."""
+        if usage.is_leasing:
+            return usage.take_from(await self._ask_for_misses(usage, 1, tokens, money))
+        usage.is_leasing = True
+        try:
+            has_returned = usage.end_lease()
+            if has_returned:
                 self._report(usage)
-            name, wanted = f"{self._worker}.{next(self._numbers)}", usage.wanted
             try:
-                reply = await self._ask(usage, wanted, (1, tokens, money, name))
+                lease = await self._ask_for_misses(usage, usage.wanted, tokens, money)
             except RateLimited:
-                raise
-            except BaseException:
-                if usage.limits_slots:  # Redis may have got the request
-                    usage.batch.freed += [f"{name}.{number}" for number in range(1, wanted + 1)]
-                    self._report(usage)
-                raise
-            usage.lease = Lease(name, tokens, money, reply)
-            admitted = usage.take_miss(tokens, money)
-            assert admitted is not None  # noqa: S101  # Redis grants one at least
-            return admitted
+                if not has_returned or not await self._is_flushed():
+                    raise
+                usage.refused = None  # perhaps for what has been given back since
+                lease = await self._ask_for_misses(usage, 1, tokens, money)
+        finally:
+            usage.is_leasing = False
+        usage.lease = lease
+        admitted = usage.take_from(lease)
+        if self._usages.get(usage.key.id) is not usage and usage.end_lease():  # its limits were changed meanwhile
+            self._report(usage)
+        return admitted
+
+    async def _ask_for_misses(self, usage: Usage, wanted: int, tokens: int, money: int) -> Lease:
+        name = f"{self._worker}.{next(self._numbers)}"
+        try:
+            reply = await self._ask(usage, wanted, (1, tokens, money, name))
+        except RateLimited:
+            raise
+        except BaseException:  # Redis may have got the request
+            usage.wanted = 1
+            if usage.limits_slots:
+                usage.free(f"{name}.{number}" for number in range(1, wanted + 1))
+                self._report(usage)
+            raise
+        lease = Lease(name, tokens, money, reply)
+        usage.wanted = min(2 * wanted, MOST_MISSES) if lease.granted == wanted else lease.granted
+        return lease
+
+    async def _is_flushed(self) -> bool:
+        """Whether Redis could be told what was used."""
+        try:
+            async with asyncio.timeout(_DEADLINES[-1]):
+                await self.flush()
+        except TimeoutError:
+            return False
+        return True
 
     async def _take_permit(self, usage: Usage) -> None:
         if usage.chunk == 1:
             await self._lease_permits(usage)
             return
-        async with usage.leasing:
+        async with usage.refilling:  # one asks for all that wait
             if not usage.take_permit(time.monotonic()):
                 await self._lease_permits(usage)
 
@@ -200,7 +234,15 @@ class Limiter:
             if refusal := usage.remembered(time.monotonic()):
                 raise refusal.error()
             call = (f"{self._worker}.{turn}", next(self._numbers))
-            arguments = (len(usage.scopes), wanted, *miss, lease, *call, *numbers, *usage.batch.freed)
+            arguments = (
+                len(usage.scopes),
+                wanted,
+                *miss,
+                lease,
+                *call,
+                *numbers,
+                *usage.batch.freed[-_MOST_FREED_AT_ONCE:],
+            )
             reply: list[int] = await self._run_admit(self._redis, keys, arguments)
         finally:
             self._turns.put_nowait(turn)
@@ -340,6 +382,7 @@ async def open_limiter(redis: RedisStore | None, settings: KeySettings) -> Async
         if settings.required:
             tasks.keep(limiter.run)
         yield limiter
+    limiter.end_leases()
     try:
         async with asyncio.timeout(_BACKGROUND_DEADLINE):
             await limiter.flush()

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from weakref import WeakSet
@@ -19,8 +19,10 @@ RENEWED_AFTER = 5.0
 LEASE_SECONDS = 1.0
 # Permits for hits are leased in parts of a thousandth of the limit, so that not every hit asks Redis.
 _PARTS = 1000
-# Misses, twice as many as the last time while they are used up within a second.
-_MOST_MISSES = 32
+MOST_MISSES = 32
+"""Are leased at once, twice as many as the last time while they are used up within a second."""
+# Slots to free that are kept: older ones have expired, or will.
+_MOST_FREED = 1_000
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -99,7 +101,9 @@ class Usage:
     lease: Lease | None = None
     wanted: int = 1
     """How many misses the next lease is to have."""
-    leasing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    is_leasing: bool = False
+    """Whether Redis is being asked for one."""
+    refilling: asyncio.Lock = field(default_factory=asyncio.Lock)
     refused: Refusal | None = None
     refused_at: float = 0.0
     refused_until: float = 0.0
@@ -129,11 +133,21 @@ class Usage:
         self.permits = 0
         return True
 
+    def free(self, slots: Iterable[str]) -> None:
+        """Tell Redis that they are free."""
+        self.batch.freed += slots
+        del self.batch.freed[:-_MOST_FREED]
+
     def take_miss(self, tokens: int, money: int) -> AdmittedMiss | None:
         """A miss of the lease; None if it has none for so many tokens and so much money."""
-        lease, now = self.lease, time.monotonic()
-        if lease is None or not lease.left or now >= lease.until or tokens > lease.tokens or money > lease.money:
+        lease = self.lease
+        if lease is None or not lease.left or tokens > lease.tokens or money > lease.money:
             return None
+        return None if time.monotonic() >= lease.until else self.take_from(lease)
+
+    def take_from(self, lease: Lease) -> AdmittedMiss:
+        """A miss of a lease that has some left."""
+        now = time.monotonic()
         slot, text = lease.take()
         if self.limits_slots:
             self.slots[slot] = now + RENEWED_AFTER
@@ -144,14 +158,15 @@ class Usage:
         return AdmittedMiss(lease, slot, reserved)
 
     def end_lease(self) -> bool:
-        """Give unused misses back to Redis; False if there are none. The next lease is for as many as were used."""
+        """Give unused misses back to Redis; False if there are none. After one that was not used up in time the next
+        lease is for as many as were used.
+        """
         lease, self.lease = self.lease, None
         if lease is None:
             return False
-        self.wanted = max(1, lease.granted - lease.left)
+        if lease.left or time.monotonic() >= lease.until:
+            self.wanted = max(1, lease.granted - lease.left)
         if not lease.left:
-            if time.monotonic() < lease.until:
-                self.wanted = min(2 * self.wanted, _MOST_MISSES)
             return False
         self.batch.permits.append((lease.second, lease.left))
         self.batch.tokens.append((lease.second, lease.left * lease.tokens, 0))

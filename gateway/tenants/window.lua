@@ -20,8 +20,17 @@ local function window_sum(key, name)
     return 0
   end
   local last = now - BUCKETS
-  if first > now or last - first > 2 * KEPT_SECONDS then
+  if first > now then
     redis.call('DEL', key)  -- the clock of Redis was set
+    return 0
+  end
+  if last - first > 2 * KEPT_SECONDS then
+    -- Nothing was counted for so long, or the clock was set. What was is within a window from the first.
+    local stale = {name .. 'sum', name .. 'first'}
+    for second = first, first + BUCKETS do
+      stale[#stale + 1] = name .. second
+    end
+    redis.call('HDEL', key, unpack(stale))
     return 0
   end
   if first > last then

@@ -12,27 +12,30 @@ _OUTPUT_FIELDS = ("max_completion_tokens", "max_tokens")
 # Of an answer without a limit.
 _USUAL_OUTPUT_TOKENS = 256
 _MOST_TOKENS = 2**31
+_OBJECT = re.compile(rb"\s*\{")
 
-# A file in base64, perhaps in a data URL: no text has so long a word.
-_FILE = re.compile(r"(?:data:[\w.+/;=-]{,128},)?[A-Za-z0-9+/_-]{512}")
+# Where each form of API has files, in base64 or a data URL. Text there is none that a model reads.
+_FILE_FIELDS = frozenset({"url", "image_url", "data", "file_data", "images", "b64_json"})
 _LEAST_FILE = 2**12
 # What comes after so many values counts as text.
 _MOST_VALUES = 10_000
 
 
 def prompt_tokens(body: bytes, fields: Mapping[str, Any]) -> int:
-    """Of a request with this body, whose JSON has these `fields`. Images and other files in it count alike, by number
-    and not by size; so does a body of another kind, such as a form with a recording.
+    """Of a request with this body, whose JSON has these `fields`, if it is JSON. Images and other files in it count
+    alike, by number and not by size; so does a body of another kind, such as a form with a recording.
     """
-    if not body[:16].lstrip().startswith(b"{"):
-        return _TOKENS_PER_FILE if body else 0
+    if not body:
+        return 0
+    if not fields and not _OBJECT.match(body):
+        return _TOKENS_PER_FILE
     size, files = len(body), 0
     if size > _LEAST_FILE:
-        for text in _large_texts(fields):
-            if _FILE.match(text):
-                size -= len(text)
-                files += 1
-    return size // BYTES_PER_TOKEN + files * _TOKENS_PER_FILE
+        for text in _large_files(fields):
+            size -= len(text)
+            files += 1
+    # What a conversation goes on from is among the fields, and may not be in the body.
+    return max(0, size) // BYTES_PER_TOKEN + files * _TOKENS_PER_FILE
 
 
 def output_tokens(fields: Mapping[str, Any], choices: int) -> int:
@@ -44,17 +47,18 @@ def output_tokens(fields: Mapping[str, Any], choices: int) -> int:
     return _USUAL_OUTPUT_TOKENS * choices
 
 
-def _large_texts(fields: Mapping[str, Any]) -> list[str]:
+def _large_files(fields: Mapping[str, Any]) -> list[str]:
     found: list[str] = []
-    values: list[Any] = [fields]
+    values: list[tuple[str, Any]] = [("", fields)]
     for _ in range(_MOST_VALUES):
         if not values:
             break
-        match values.pop():
-            case str() as text if len(text) >= _LEAST_FILE:
-                found.append(text)
-            case list() as items:
-                values += items
-            case dict() as members:
-                values += members.values()
+        name, value = values.pop()
+        match value:
+            case str() if len(value) >= _LEAST_FILE and name in _FILE_FIELDS and value.isascii() and " " not in value:
+                found.append(value)
+            case list():
+                values += ((name, item) for item in value)
+            case dict():
+                values += value.items()
     return found

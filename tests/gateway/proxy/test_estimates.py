@@ -50,6 +50,23 @@ def test_a_form_counts_as_a_file() -> None:
     assert prompt_tokens(b"", {}) == 0
 
 
+def test_text_is_no_file_however_it_looks() -> None:
+    """What a model reads counts by its length, whatever it begins with, and wherever the body begins."""
+    prose = "some words of prose " * 20_000
+    assert _tokens({"type": "text", "text": _IMAGE}) > 90_000
+    assert _tokens({"type": "text", "text": "a" * 5_000 + " " + prose}) > 90_000
+    assert _tokens({"type": "image_url", "image_url": {"url": "a" * 5_000 + " " + prose}}) > 90_000
+    asked = {"model": "m", "prompt": prose}
+    assert prompt_tokens(b" \r\n" * 20 + msgspec.json.encode(asked), asked) > 90_000
+
+
+def test_a_conversation_that_goes_on_is_not_less_than_nothing() -> None:
+    """Its files may be among the fields and not in the body."""
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{_IMAGE}"}}
+    body = msgspec.json.encode({"model": "m", "input": "x" * 5_000})
+    assert prompt_tokens(body, {"model": "m", "messages": [{"role": "user", "content": [image]}]}) == _FILE_TOKENS
+
+
 def test_many_values_are_not_all_looked_at() -> None:
     """An estimate of a body of a million values takes no longer than one of ten thousand."""
     asked = {"numbers": [[number] for number in range(200_000)]}

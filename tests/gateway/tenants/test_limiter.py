@@ -6,6 +6,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 import pytest
+import redis.asyncio
 
 from cache.errors import StoreUnavailable
 from gateway.errors import BudgetExceeded, CacheUnavailable, RateLimited
@@ -283,6 +284,81 @@ async def test_leased_misses_add_up_to_the_limit(
             used_up.add(which)
 
     assert len(kept) == most
+
+
+async def test_a_large_miss_is_not_refused_for_what_small_ones_had_leased(workers: Workers, valkey: Valkey) -> None:
+    """What a process holds itself is given back before a refusal counts."""
+    limiter = (await workers.start(valkey)).limiter
+    alice = caller(budget_per_day=1.0)
+    for _ in range(20):
+        (await limiter.admit(alice, 1, 1, 0.000_1)).settle(2, 0)
+    assert limiter._usages["key_alice"].lease.left  # type: ignore[union-attr]
+    await limiter.admit(alice, 1, 1, 0.999_9)
+
+
+async def test_misses_are_admitted_side_by_side(workers: Workers, own_valkey: Valkey) -> None:
+    """While one leases, others do not wait for its reply."""
+    limiter = (await workers.start(own_valkey)).limiter
+    alice = caller(**FAR)
+    (await limiter.admit(alice, 1, 1, 0)).settle(2, 0)
+    asked: list[int] = []
+    ask = limiter._ask
+
+    async def counting(usage: Any, wanted: int, miss: Any) -> list[int]:
+        asked.append(wanted)
+        return await ask(usage, wanted, miss)
+
+    limiter._ask = counting  # type: ignore[method-assign]
+    admitting = [asyncio.create_task(limiter.admit(alice, 1, 1, 0)) for _ in range(6)]
+    await asyncio.sleep(0)
+    assert asked == [2, 1, 1, 1, 1, 1]
+    await asyncio.gather(*admitting)
+
+
+async def test_an_outage_leaves_few_slots_to_free(workers: Workers, own_valkey: Valkey) -> None:
+    """They expire by themselves: what is told of them stays small, however long Redis is away."""
+    limiter = (await workers.start(own_valkey)).limiter
+    alice = caller(**FAR)
+    for _ in range(40):
+        (await limiter.admit(alice, 1, 1, 0)).settle(2, 0)
+    await own_valkey.kill()
+    for _ in range(3_000):
+        (await limiter.admit(alice, 1, 1, 0)).release()
+    assert len(limiter._usages["key_alice"].batch.freed) <= 1_000
+
+
+async def test_a_reply_to_limits_that_were_changed_meanwhile_is_given_back(
+    workers: Workers, own_valkey: Valkey
+) -> None:
+    """All but the miss that asked."""
+    limiter = (await workers.start(own_valkey)).limiter
+    alice = caller(**FAR)
+    for _ in range(31):
+        (await limiter.admit(alice, 1, 1, 0)).settle(2, 0)
+    own_valkey.freeze()
+    asking = asyncio.create_task(limiter.admit(alice, 1, 1, 0))
+    await asyncio.sleep(0.01)
+    assert limiter.take_hit(caller(**FAR | {"concurrent_requests": 500})) is not False
+    own_valkey.thaw()
+    (await asking).settle(2, 0)
+    await limiter.flush()
+    window = scopes_of(alice.key)[0].keys[0]  # type: ignore[arg-type]
+    raw = redis.asyncio.Redis.from_url(own_valkey.url)
+    assert await raw.hget(window, "tsum") == b"64"
+    await raw.aclose()
+
+
+async def test_a_limiter_that_ends_gives_leases_back(valkey: Valkey, workers: Workers, raw: Any) -> None:
+    """A restart holds nothing of a limit."""
+    worker = await workers.start(valkey)
+    alice = caller(**FAR)
+    async with open_limiter(worker.redis, KeySettings(required=True)) as limiter:
+        for _ in range(20):
+            with await limiter.admit(alice, 1, 1, 0.001) as admission:
+                admission.settle(2, 0.001)
+    window = scopes_of(alice.key)[0].keys[0]  # type: ignore[arg-type]
+    assert await raw.hmget(window, "rsum", "tsum") == [b"20", b"40"]
+    assert not await raw.exists(ALICE_SLOTS, ALICE_RESERVED)
 
 
 async def test_a_lease_ends_with_the_limits_it_was_for(workers: Workers, valkey: Valkey) -> None:

@@ -109,6 +109,19 @@ def test_the_window_is_not_much_longer_than_a_minute(shared_valkey: Valkey) -> N
     clocked.client.close()
 
 
+def test_a_series_that_ended_long_ago_does_not_end_the_other(shared_valkey: Valkey) -> None:
+    """Hits go on after the last miss: their sum stays when a miss comes again."""
+    clocked = Clocked(shared_valkey)
+    limits = (100, 1_000, -1, -1, -1)
+    now = 1_800_000_000
+    assert clocked.admit(now, 1, limits, tokens=700)[0] == 0
+    for second in range(0, 400, 20):
+        assert clocked.admit(now + second, 1, limits)[0] == 0
+    assert clocked.admit(now + 390, 1, limits, tokens=900)[:6] == [0, now + 390, (now + 390) // 86_400, 1, 4, 900]
+    assert clocked.admit(now + 391, 1, limits, tokens=101)[:2] == [1, 2]
+    clocked.client.close()
+
+
 def test_a_clock_that_is_set_does_not_lock_anyone_out(shared_valkey: Valkey) -> None:
     """After a step of Redis' clock by an hour, back or forth, requests are admitted."""
     clocked = Clocked(shared_valkey)
