@@ -77,6 +77,7 @@ class MooncakeMaster:
     def freeze(self) -> None:
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # all of its threads
 
     def thaw(self) -> None:
         assert self._process is not None

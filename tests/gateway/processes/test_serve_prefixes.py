@@ -51,7 +51,7 @@ async def test_what_was_prefilled_once_is_not_prefilled_after_a_restart(tmp_path
         assert await ask_anew(gateway, "sk-ours") > 150
         await until_on_disk(gateway)
         entries = (await gateway.stats())["layers"]["exact"]["entries"]
-        assert entries == 1  # the index's keys are not counted
+        assert 1 <= entries <= 2  # the ledger of costs may be there too; the index's keys, of each block one, are not
         assert await gateway.signal(signal.SIGTERM) == 0
     assert (tmp_path / "prefix-secret").stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "prefix").stat().st_mode & 0o777 == 0o700

@@ -13,7 +13,7 @@ TRACE, PARENT = "a" * 32, "b" * 16
 async def test_a_lookup_is_a_span_of_the_gateways_trace(semantic: SemanticStage) -> None:
     """Only where the gateway traces the request; the question is not in it."""
     async with Collector().serving() as collector:
-        service = await semantic.service(traces_endpoint=collector.url, **SERVES_ALL)
+        service = await semantic.service(traces_endpoint=collector.url, deadline=5.0, **SERVES_ALL)
         client = SemanticClient(service.socket, 5.0)
         watching = asyncio.create_task(client.watch())
         for traceparent in ("", f"00-{TRACE}-{PARENT}-00", f"00-{TRACE}-{PARENT}-01"):
