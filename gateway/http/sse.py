@@ -32,7 +32,7 @@ class EventSplitter:
 
     def feed(self, data: bytes) -> list[bytes]:
         if not self._rest and data.endswith(b"\n\n") and b"\r" not in data:
-            # The common cases: an event of one line, and whole events. Bytes are counted sooner than pairs are found.
+            # The common cases: an event of one line, and whole events. Counting bytes is faster than finding pairs.
             if data.count(b"\n") == 2:
                 return [data]
             if b"\n\n\n" not in data:

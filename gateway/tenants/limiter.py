@@ -158,8 +158,9 @@ class Limiter:
             has_returned = usage.end_lease()
             if has_returned:
                 self._report(usage)
+            wanted = usage.wanted
             try:
-                lease = await self._ask_for_misses(usage, usage.wanted, tokens, money)
+                lease = await self._ask_for_misses(usage, wanted, tokens, money)
             except RateLimited:
                 if not has_returned or not await self._is_flushed():
                     raise
@@ -168,6 +169,7 @@ class Limiter:
         finally:
             usage.is_leasing = False
         usage.lease = lease
+        usage.wanted = min(2 * wanted, MOST_MISSES) if lease.granted == wanted else lease.granted
         admitted = usage.take_from(lease)
         if self._usages.get(usage.key.id) is not usage and usage.end_lease():  # its limits were changed meanwhile
             self._report(usage)
@@ -185,9 +187,7 @@ class Limiter:
                 usage.free(f"{name}.{number}" for number in range(1, wanted + 1))
                 self._report(usage)
             raise
-        lease = Lease(name, tokens, money, reply)
-        usage.wanted = min(2 * wanted, MOST_MISSES) if lease.granted == wanted else lease.granted
-        return lease
+        return Lease(name, tokens, money, reply)
 
     async def _is_flushed(self) -> bool:
         """Whether Redis could be told what was used."""

@@ -20,7 +20,7 @@ LEASE_SECONDS = 1.0
 # Permits for hits are leased in parts of a thousandth of the limit, so that not every hit asks Redis.
 _PARTS = 1000
 MOST_MISSES = 32
-"""Are leased at once, twice as many as the last time while they are used up within a second."""
+"""The most that a lease may have. Each has twice as many as the last, while that was used up in time."""
 # Slots to free that are kept: older ones have expired, or will.
 _MOST_FREED = 1_000
 

@@ -302,17 +302,23 @@ async def test_misses_are_admitted_side_by_side(workers: Workers, own_valkey: Va
     alice = caller(**FAR)
     (await limiter.admit(alice, 1, 1, 0)).settle(2, 0)
     asked: list[int] = []
+    leased = asyncio.Event()
     ask = limiter._ask
 
     async def counting(usage: Any, wanted: int, miss: Any) -> list[int]:
         asked.append(wanted)
-        return await ask(usage, wanted, miss)
+        if wanted == 1:
+            await leased.wait()
+        reply = await ask(usage, wanted, miss)
+        leased.set()
+        return reply
 
     limiter._ask = counting  # type: ignore[method-assign]
     admitting = [asyncio.create_task(limiter.admit(alice, 1, 1, 0)) for _ in range(6)]
     await asyncio.sleep(0)
     assert asked == [2, 1, 1, 1, 1, 1]
     await asyncio.gather(*admitting)
+    assert limiter._usages["key_alice"].wanted == 4  # as the lease says, though others were answered later
 
 
 async def test_an_outage_leaves_few_slots_to_free(workers: Workers, own_valkey: Valkey) -> None:
