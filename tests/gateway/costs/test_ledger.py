@@ -1,17 +1,14 @@
 """Totals of costs: in one process, and in a real Redis."""
 
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from cache.errors import StoreUnavailable
 from cache.stores.redis_store import RedisStore, open_redis_store
 from gateway import metrics
-from gateway.costs.ledger import COUNTERS, Group, Ledger, _totals, open_ledger
+from gateway.costs.ledger import COUNTERS, Group, Ledger, open_ledger
 from gateway.costs.pricing import Charge
 from gateway.costs.report import InvalidPeriod, read_time, report
 from tests.cache.entries.entry_examples import entry
@@ -89,22 +86,6 @@ async def test_what_has_no_price_is_counted_apart(store: RedisStore) -> None:
     }
 
 
-names = st.text(max_size=20) | st.sampled_from(['"],[', "a:b", "", "\n", "process 1", '["a"]'])
-
-
-@given(st.lists(st.tuples(names, names, names, names, names), unique=True, min_size=1, max_size=8))
-@settings(max_examples=50, deadline=None)
-def test_no_name_breaks_the_format(groups: list[tuple[str, str, str, str, str]]) -> None:
-    """What a name is made of never changes whose total it is."""
-    fields: list[bytes] = []
-    for number, group in enumerate(groups):
-        fields += [json.dumps([*group, "cost"]).encode(), str(number + 1).encode()]
-    counted = _totals([*fields, b"process 0123456789abcdef", b"3", b"[]", b"1", b"\xff", b"1"])
-    assert {group: counts[COUNTERS.index("cost")] for group, counts in counted.items()} == {
-        Group(*group): number + 1 for number, group in enumerate(groups)
-    }
-
-
 async def test_processes_add_to_the_same_totals(store: RedisStore) -> None:
     """Ledgers of two processes are one sum, in the hour of each request, and expire with it."""
     clock = Clock()
@@ -118,30 +99,6 @@ async def test_processes_add_to_the_same_totals(store: RedisStore) -> None:
     assert [(row["hour"], row["requests"]) for row in rows] == [("2027-01-15T08:00Z", 2), ("2027-01-15T09:00Z", 1)]
     assert total["cost"] == 1.5
     assert 0 < await store.command(("TTL", f"keepgate:costs:{HOUR}")) <= KEEP
-
-
-async def test_one_flush_takes_all_groups(store: RedisStore) -> None:
-    """More groups than a batch has room for are all in Redis after a flush, each once."""
-    ledger = Ledger(store, KEEP, Clock())
-    for number in range(1500):
-        ledger.record(MISS, f"key {number}")
-    await ledger.flush()
-    found = await totals(Ledger(store, KEEP, Clock()))
-    assert len(found) == 1500
-    assert {counts["requests"] for counts in found.values()} == {1}
-
-
-async def test_a_batch_that_is_sent_again_counts_once(store: RedisStore) -> None:
-    """A reply that was lost after Redis had taken the batch doubles nothing."""
-    ledger = Ledger(store, KEEP, Clock())
-    ledger.record(MISS)
-    ledger.collect()
-    batch = ledger._next_batch()
-    await ledger.flush()
-    ledger._unsent = batch
-    ledger.record(MISS)
-    await ledger.flush()
-    assert (await totals(ledger))[Group("", "", "m", "u", "none")]["requests"] == 2
 
 
 async def test_nothing_is_lost_while_redis_is_away(own_valkey: Valkey) -> None:
