@@ -163,6 +163,9 @@ def _gauge(name: str, text: str, *labels: str) -> Gauge:
 memory_entries = _gauge("memory_entries", "Entries in the memory tier.")
 memory_bytes = _gauge("memory_bytes", "Bytes in the memory tier.")
 redis_available = _gauge("redis_available", "Workers whose breaker to Redis is closed.")
+upstream_available = _gauge(
+    "upstream_available", "Workers to which an upstream is up: it can be reached, and is not left alone.", "upstream"
+)
 requests_in_flight = _gauge("requests_in_flight", "Requests that have arrived and are not answered yet.")
 flights = _gauge("flights", "Running upstream calls that may be joined.")
 
@@ -175,6 +178,7 @@ def _of_host(name: str, text: str) -> Gauge:
 semantic_available = _of_host("semantic_available", "1 where the semantic cache answers.")
 semantic_entries = _of_host("semantic_entries", "Answered questions that the semantic cache knows.")
 semantic_labels = _of_host("semantic_labels", "Judgements that the policy has learned from, as many as still count.")
+semantic_delta = _of_host("semantic_delta", "The highest share of wrong answers that the settings allow.")
 semantic_wrong_ratio = _of_host("semantic_wrong_ratio", "Wrong answers per request, estimated from audits.")
 semantic_wrong_ratio_upper = _of_host(
     "semantic_wrong_ratio_upper", "Upper limit of the wrong answers per request, with 95 % confidence."
@@ -189,6 +193,7 @@ def show_policy(figures: Mapping[str, float]) -> None:
     """Copy the policy's figures; only the `budget` policy has them."""
     for gauge, name in (
         (semantic_labels, "labels"),
+        (semantic_delta, "delta"),
         (semantic_wrong_ratio, "wrong"),
         (semantic_wrong_ratio_upper, "wrong_upper"),
         (semantic_recent_wrong_ratio_upper, "recent_wrong_upper"),

@@ -1,6 +1,8 @@
 """The cache's figures as an operator reads them, from the counters of all workers on this host."""
 
-from collections.abc import Mapping
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -12,6 +14,7 @@ from gateway.costs.pricing import Pricing
 from gateway.proxy.flight import FlightTable
 from gateway.proxy.semantic_lookup import SemanticLookup
 from gateway.telemetry.request_log import RequestLog
+from gateway.upstreams.upstream import Upstream
 
 
 async def collect(cache: ExactCache, semantic: SemanticLookup) -> dict[str, Any]:
@@ -154,7 +157,10 @@ class GaugeUpdater:
         conversations: Conversations,
         flights: FlightTable,
         requests: RequestLog,
+        upstreams: Callable[[], Sequence[Upstream]],
     ) -> None:
+        self._upstreams = upstreams
+        self._shown_upstreams: set[str] = set()
         self._cache = cache
         self._conversations = conversations
         self._counted: dict[metrics.BufferedCounter, int] = {}
@@ -177,7 +183,19 @@ class GaugeUpdater:
             self._count_unreadable("entry", redis.undecryptable, redis.corrupt_entries)
         metrics.redis_available.set(redis is not None and not redis.breaker.is_open)
         metrics.flights.set(len(self._flights))
+        self._show_upstreams()
         metrics.flush()
+
+    def _show_upstreams(self) -> None:
+        up: Counter[str] = Counter()
+        for upstream in self._upstreams():
+            up[upstream.label] += upstream.state == "up"
+        # With several workers a series cannot be removed. NaN is neither up nor down.
+        for label in self._shown_upstreams - up.keys():
+            metrics.upstream_available.labels(label).set(math.nan)
+        for label, count in up.items():
+            metrics.upstream_available.labels(label).set(count)
+        self._shown_upstreams.update(up)
 
     def _count_unreadable(self, record: str, undecryptable: int, corrupt: int) -> None:
         self._count(metrics.redis_unreadable.labels(record, "undecryptable"), undecryptable)

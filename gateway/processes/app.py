@@ -222,7 +222,7 @@ async def _open_parts(settings: Settings, semantic_socket: Path | None) -> Async
             conversations=ConversationKeeper(conversations),
             batches=BatchStore(settings.state_path(), settings.batches.max_file),
             tasks=tasks,
-            gauges=GaugeUpdater(cache, conversations, flights, requests),
+            gauges=GaugeUpdater(cache, conversations, flights, requests, lambda: upstreams.router.upstreams),
             callers=Callers(redis, settings),
             limiter=limiter,
             registry=None if redis is None else KeyRegistry(redis),

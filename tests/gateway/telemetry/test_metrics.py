@@ -1,11 +1,13 @@
 """The gateway's metrics as Prometheus reads them, and how many series clients can make."""
 
+import math
 import re
 
+from msgspec.structs import replace
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.settings.upstreams import UpstreamSettings
+from gateway.settings.upstreams import HealthSettings, UpstreamSettings
 from tests.gateway.client import Client, chat
 from tests.gateway.conftest import Stage
 from tests.waiting import until
@@ -98,3 +100,21 @@ async def test_invented_models_take_no_place_of_listed_ones(stage: Stage) -> Non
     await client.post(chat())
     await until(mock_has_cost)
     assert len(await models() - before) <= 102
+
+
+async def test_an_upstream_is_shown_as_up_down_or_gone(stage: Stage) -> None:
+    """1 while it answers its health checks, 0 while it does not, and no number once the settings do not name it."""
+    mock = await stage.mock()
+    url = mock.url
+    client = await stage.gateway(
+        UpstreamSettings(url=url, name="steady"),
+        UpstreamSettings(url="http://127.0.0.1:1/v1", name="away"),
+        health=HealthSettings(interval=0.05, deadline=1.0),
+    )
+    await client.until("upstream_available", 1, upstream="steady")
+    await client.until("upstream_available", 0, upstream="away")
+
+    left = replace(client.gateway.settings, upstreams=(UpstreamSettings(url=url, name="steady"),))
+    await client.gateway.reload(left)
+    assert math.isnan(await client.figure("upstream_available", upstream="away"))
+    assert await client.figure("upstream_available", upstream="steady") == 1
