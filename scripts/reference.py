@@ -16,6 +16,7 @@ from backend.commands.command_line import Parser
 from backend.commands.serve import add_arguments
 from backend.engine.stats import EngineStats
 from gateway import metrics
+from gateway.settings import refusals
 from gateway.settings.backend import BackendSettings
 from gateway.settings.fields import Secret, Size
 from gateway.settings.settings import Settings
@@ -32,6 +33,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 def settings_table() -> str:
     """Every setting of `keepgate serve` but those of the backend: YAML key, environment variable, default."""
     lines: list[str] = []
+    in_files = set(map(refusals.variable, refusals.secret_paths()))
     groups: list[tuple[str, type[Struct]]] = [("", Settings)]
     groups += [(name, kind) for name, kind, _ in fields_of(Settings) if kind is not BackendSettings and is_group(kind)]
     for group, kind in groups:
@@ -48,7 +50,8 @@ def settings_table() -> str:
                 key = f"{group}.{name}" if group else name
                 variable = "KEEPGATE_" + key.upper().replace(".", "_")
                 text = f"{descriptions(kind)[name]} *Expected:* {expected(field)}."
-                lines.append(_row(f"`{key}`<br>`{variable}`", shown(default), text))
+                in_file = f"<br>`{variable}_FILE`" if variable in in_files else ""
+                lines.append(_row(f"`{key}`<br>`{variable}`{in_file}", shown(default), text))
     return "\n".join(lines)
 
 

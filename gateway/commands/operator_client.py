@@ -12,7 +12,11 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, NoReturn
 
+from gateway.settings.fields import InvalidValue
+from gateway.settings.secret_files import read_secret
+
 DEFAULT_URL = "http://127.0.0.1:8080"
+_ADMIN_KEY_FILE = "KEEPGATE_ADMIN_KEY_FILE"
 _DEADLINE = 30.0
 _MAX_SHOWN = 200
 
@@ -99,11 +103,18 @@ def add_operator_options(parser: argparse.ArgumentParser) -> None:
         "--admin-key",
         metavar="KEY",
         default=os.environ.get("KEEPGATE_ADMIN_KEY", ""),
-        help="its admin key (KEEPGATE_ADMIN_KEY); a gateway on the loopback without one needs none",
+        help="its admin key (KEEPGATE_ADMIN_KEY, or a file: KEEPGATE_ADMIN_KEY_FILE); a gateway on the loopback without"
+        " one needs none",
     )
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
 
 
 def operator_client(parsed: argparse.Namespace) -> OperatorClient:
-    """The client that the options ask for."""
-    return OperatorClient(parsed.url, parsed.admin_key)
+    """The client that the options ask for. Raises OperatorError for an admin key in a file that cannot be read."""
+    key, file = parsed.admin_key, os.environ.get(_ADMIN_KEY_FILE)
+    if not key and file is not None:
+        try:
+            key = read_secret(file)
+        except InvalidValue as error:
+            raise OperatorError(f"{_ADMIN_KEY_FILE}: {error}") from error
+    return OperatorClient(parsed.url, key)

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from gateway.settings.fields import InvalidValue, Secret, SettingsError, dotted, masked
+from gateway.settings.secret_files import SUFFIX
 from gateway.settings.settings import Settings
 
 PREFIX = "KEEPGATE_"
@@ -28,11 +29,14 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one source says. `lines` has the lines of a file at which its keys stand."""
+    """What one source says. `lines` has the lines of a file at which its keys stand; `in_files` are the variables of
+    the environment that were read from files.
+    """
 
     source: str
     values: dict[str, Any]
     lines: Mapping[Path, int] = field(default_factory=dict)
+    in_files: frozenset[str] = frozenset()
 
     def error(self, path: Path, message: str) -> SettingsError:
         """`message` goes on from the name of the setting."""
@@ -43,15 +47,16 @@ class Layer:
     def name(self, path: Path) -> str:
         """A setting as it is written in this source."""
         if self.source == _ENVIRONMENT:
-            return variable(tuple(name for name in path if not name.isdecimal()))
+            name = variable(tuple(name for name in path if not name.isdecimal()))
+            return name + SUFFIX if name in self.in_files else name
         if self.source == _COMMAND_LINE:
             names = [name for name in path if not name.isdecimal()]
             return "--" + _OPTIONS.get(names[-1], names[-1]).replace("_", "-")
         return dotted(path) or "settings"
 
 
-def environment_layer(values: dict[str, Any]) -> Layer:
-    return Layer(_ENVIRONMENT, values)
+def environment_layer(values: dict[str, Any], in_files: frozenset[str]) -> Layer:
+    return Layer(_ENVIRONMENT, values, in_files=in_files)
 
 
 def command_line_layer(values: dict[str, Any]) -> Layer:
@@ -93,6 +98,11 @@ def paths(struct: type[Struct]) -> list[Path]:
     for each in msgspec.structs.fields(struct):
         found += [(each.name, *path) for path in paths(each.type)] if _is_struct(each.type) else [(each.name,)]
     return found
+
+
+def secret_paths() -> list[Path]:
+    """The settings that may be in files: secrets, and the URL of Redis, which may have a password."""
+    return [path for path in paths(Settings) if path == ("redis",) or expectation(path)[0] is Secret]
 
 
 def variable(path: Path) -> str:

@@ -1,7 +1,7 @@
 """Where settings come from.
 
-Later sources win: defaults, the YAML file, the environment (`KEEPGATE_PORT`, `KEEPGATE_CACHE_TTL`, …), the command
-line.
+Later sources win: defaults, the YAML file, the environment (`KEEPGATE_PORT`, `KEEPGATE_CACHE_TTL`, …; secrets also in
+files, `KEEPGATE_ADMIN_KEY_FILE`), the command line.
 """
 
 import difflib
@@ -22,8 +22,10 @@ from gateway.settings.refusals import (
     expectation,
     paths,
     refused,
+    secret_paths,
     variable,
 )
+from gateway.settings.secret_files import SUFFIX, secrets_in_files
 from gateway.settings.settings import Settings
 
 Keys = tuple[str, ...]
@@ -46,7 +48,9 @@ def load(
         from gateway.settings.yaml_file import read_yaml_lines  # PyYAML, only where there is YAML
 
         layers.append(Layer(str(file), *read_yaml_lines(file, example="port: 8080")))
-    layers.append(environment_layer(_from_environment(environment, warnings)))
+    in_files = secrets_in_files(environment, frozenset(map(variable, secret_paths())))
+    given = {name: text for name, text in environment.items() if name.removesuffix(SUFFIX) not in in_files}
+    layers.append(environment_layer(_from_environment({**given, **in_files}, warnings), frozenset(in_files)))
     layers.append(command_line_layer(_from_command_line(arguments)))
     merged: dict[str, Any] = {}
     for layer in layers:
