@@ -76,7 +76,7 @@ def resolve_model(name: str, progress: Progress, as_floats: bool = False) -> Mod
         ModelError: nothing of that name can be served; the message says what would be right.
     """
     if name == BUNDLED_MODEL:
-        return ModelSource(_converted(_bundled_file(), progress, as_floats=True), BUNDLED_NAME)
+        return ModelSource(_converted(bundled_file(), progress, as_floats=True), BUNDLED_NAME)
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -105,7 +105,8 @@ def source_files(directory: Path) -> dict[str, str]:
     return {name: f"of {about.st_size} bytes and {about.st_mtime_ns} ns" for name, about in files.items()}
 
 
-def _bundled_file() -> Path:
+def bundled_file() -> Path:
+    """The file of the bundled model. Raises ModelError where its package is not installed."""
     # find_spec does not run the package, whose own imports need a compiled library that is of no use here.
     spec = importlib.util.find_spec(_BUNDLED_PACKAGE)
     for location in (spec.submodule_search_locations or []) if spec else []:

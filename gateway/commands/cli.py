@@ -7,11 +7,15 @@ import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from gateway import __version__
+
+if TYPE_CHECKING:
+    from gateway.settings.settings import Settings
 
 _DESCRIPTION = """\
 A caching gateway in front of LLM backends. Point a chat app's base URL at it:
@@ -22,6 +26,7 @@ examples:
   keepgate serve                                   the small in-repo model, nothing else needed
   keepgate serve --upstream http://gpu:8000/v1     in front of any OpenAI-compatible server
   keepgate serve --upstream mock:                  a scripted upstream, to try an app without a model
+  keepgate doctor                                  what would keep the gateway from running well here
   keepgate keys create alice --budget-per-month 20 a key for a client, where the setting keys.required is true
   keepgate costs --by team,model                   what answers cost and hits saved
   keepgate backend --model ./Llama-3.2-1B          the decode engine alone
@@ -58,6 +63,17 @@ examples:
   keepgate serve --model ./Qwen3-1.7B --quantization int4 --kv-memory 4GiB
   keepgate serve --upstream http://gpu-1:8000/v1 --upstream http://gpu-2:8000/v1 --redis redis://cache:6379/0
   keepgate serve --config keepgate.yaml --workers 4"""
+
+
+_DOCTOR_DESCRIPTION = """\
+Check what `keepgate serve` with the same options, file and environment needs: the port, Redis, the model and the
+kernels, the machine, the clock, the disk, the settings and the upstreams. Nothing is changed. The exit status is 1
+where a problem is found, and 0 where there are warnings at most."""
+
+_DOCTOR_NOTES = """\
+examples:
+  keepgate doctor --config keepgate.yaml
+  keepgate doctor --upstream http://gpu:8000/v1 --redis redis://cache:6379/0 --json"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -99,13 +115,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"{words[0]!r} is not a command" + _suggestion(words[0], list(commands)))
     parsed, rest = parser.parse_known_args(words)
     if rest:
-        serve = commands["serve"] if parsed.command == "serve" else parser
-        _refuse(serve, rest[0])
+        _refuse(commands[parsed.command] if parsed.command in ("serve", "doctor") else parser, rest[0])
     if parsed.command is None:
         parser.error("a command is missing")
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a server continues when a client closes a socket
     try:
-        return _serve(parsed)
+        return _doctor(parsed) if parsed.command == "doctor" else _serve(parsed)
     except KeyboardInterrupt:  # before the gateway had taken over the signal
         return 130
 
@@ -128,42 +143,92 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    serve.add_argument(
+    _add_serve_options(serve)
+    doctor = commands.add_parser(
+        "doctor",
+        help="check what `keepgate serve` needs, with the same options",
+        description=_DOCTOR_DESCRIPTION,
+        epilog=_DOCTOR_NOTES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
+    doctor.add_argument(
+        "--paid-requests",
+        action="store_true",
+        help="ask each upstream for one token too, which costs money where it bills",
+    )
+    _add_serve_options(doctor)
+    backend = commands.add_parser("backend", help="run the decode engine alone; see `keepgate backend --help`")
+    plan = commands.add_parser("plan", help="print what of a model fits a device's memory; see `keepgate plan --help`")
+    quantize = commands.add_parser(
+        "quantize", help="make a model with weights in fewer bits; see `keepgate quantize --help`"
+    )
+    evaluate = commands.add_parser(
+        "eval", help="show how well a model predicts a text, and what fewer bits lose; see `keepgate eval --help`"
+    )
+    pairs = commands.add_parser(
+        "eval-pairs", help="show what a semantic cache would do on labelled pairs; see `keepgate eval-pairs --help`"
+    )
+    replay = commands.add_parser(
+        "replay", help="show what a prefix store would have found of recorded traffic; see `keepgate replay --help`"
+    )
+    keys = commands.add_parser("keys", help="virtual keys, teams and limits; see `keepgate keys --help`")
+    costs = commands.add_parser("costs", help="what answers cost and hits saved; see `keepgate costs --help`")
+    route = commands.add_parser("route", help="simulate routing strategies on a trace; see `keepgate route --help`")
+    return parser, {
+        "serve": serve,
+        "doctor": doctor,
+        "backend": backend,
+        "plan": plan,
+        "quantize": quantize,
+        "eval": evaluate,
+        "eval-pairs": pairs,
+        "replay": replay,
+        "keys": keys,
+        "costs": costs,
+        "route": route,
+    }
+
+
+def _add_serve_options(parser: argparse.ArgumentParser) -> None:
+    """The settings that the command line has; the destinations are their names."""
+    parser.add_argument(
         "--upstream",
         action="append",
         dest="upstreams",
         metavar="URL",
         help="an OpenAI-compatible server, or mock: or mock:FILE.yaml; may be given again",
     )
-    serve.add_argument("--host", metavar="ADDRESS", help="address to listen on (127.0.0.1; 0.0.0.0 for all)")
-    serve.add_argument("--port", metavar="N", help="port to listen on, 0 for any free one (8080)")
-    serve.add_argument("--workers", metavar="N", help="processes that share the port (1)")
-    serve.add_argument(
+    parser.add_argument("--host", metavar="ADDRESS", help="address to listen on (127.0.0.1; 0.0.0.0 for all)")
+    parser.add_argument("--port", metavar="N", help="port to listen on, 0 for any free one (8080)")
+    parser.add_argument("--workers", metavar="N", help="processes that share the port (1)")
+    parser.add_argument(
         "--redis",
         metavar="URL",
         help="where answers are shared and kept: a Redis URL, `embedded` for a Valkey of its own (the default), or"
         " `none` for memory only",
     )
-    serve.add_argument(
+    parser.add_argument(
         "--semantic",
         metavar="MODE",
         dest="semantic.mode",
         help="answers to questions asked before in other words: off, observe (count them) or on (off)",
     )
-    serve.add_argument(
+    parser.add_argument(
         "--state-dir",
         metavar="FOLDER",
         help="where the embedded Valkey and the prefix store keep their data (~/.local/state/keepgate)",
     )
-    serve.add_argument("--config", metavar="FILE", help="settings in YAML (none); read again when it changes")
-    serve.add_argument(
+    parser.add_argument("--config", metavar="FILE", help="settings in YAML (none); read again when it changes")
+    parser.add_argument(
         "--drain-seconds",
         metavar="SECONDS",
         dest="timeouts.shutdown",
         help="how long requests under way may take after a stop signal (10)",
     )
-    serve.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error (info)")
-    engine = serve.add_argument_group("the in-repo backend, which runs where no --upstream is given")
+    parser.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error (info)")
+    engine = parser.add_argument_group("the in-repo backend, which runs where no --upstream is given")
     engine.add_argument(
         "--model", metavar="PATH_OR_ID", help="a folder, a .gguf file or a hub id (SmolLM2-135M-Instruct)"
     )
@@ -197,35 +262,6 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         dest="backend.prefix_disk_size",
         help="disk space for them in the state folder, which outlive the backend there; 0 for none (4GiB)",
     )
-    backend = commands.add_parser("backend", help="run the decode engine alone; see `keepgate backend --help`")
-    plan = commands.add_parser("plan", help="print what of a model fits a device's memory; see `keepgate plan --help`")
-    quantize = commands.add_parser(
-        "quantize", help="make a model with weights in fewer bits; see `keepgate quantize --help`"
-    )
-    evaluate = commands.add_parser(
-        "eval", help="show how well a model predicts a text, and what fewer bits lose; see `keepgate eval --help`"
-    )
-    pairs = commands.add_parser(
-        "eval-pairs", help="show what a semantic cache would do on labelled pairs; see `keepgate eval-pairs --help`"
-    )
-    replay = commands.add_parser(
-        "replay", help="show what a prefix store would have found of recorded traffic; see `keepgate replay --help`"
-    )
-    keys = commands.add_parser("keys", help="virtual keys, teams and limits; see `keepgate keys --help`")
-    costs = commands.add_parser("costs", help="what answers cost and hits saved; see `keepgate costs --help`")
-    route = commands.add_parser("route", help="simulate routing strategies on a trace; see `keepgate route --help`")
-    return parser, {
-        "serve": serve,
-        "backend": backend,
-        "plan": plan,
-        "quantize": quantize,
-        "eval": evaluate,
-        "eval-pairs": pairs,
-        "replay": replay,
-        "keys": keys,
-        "costs": costs,
-        "route": route,
-    }
 
 
 def _refuse(parser: argparse.ArgumentParser, word: str) -> NoReturn:
@@ -241,32 +277,52 @@ def _suggestion(word: str, known: list[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def _serve(parsed: argparse.Namespace) -> int:
+_NOT_SETTINGS = ("command", "config", "json", "paid_requests")
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where settings come from: `file`, the environment and the command line."""
+
+    file: Path | None
+    read: "Callable[[], tuple[Settings, list[str]]]"
+    """The settings and warnings; raises SettingsError."""
+
+
+def _settings_source(parsed: argparse.Namespace) -> _Source:
     from gateway.routing.models import check_models
-    from gateway.settings.fields import SettingsError
     from gateway.settings.refusals import PREFIX
-    from gateway.settings.reloading import stamp_of
-    from gateway.settings.settings import Settings
     from gateway.settings.sources import load
     from gateway.upstreams.identity import check_api_keys
-    from telemetry.logs import configure_logging
 
-    given = {name: value for name, value in vars(parsed).items() if name not in ("command", "config")}
+    given = {name: value for name, value in vars(parsed).items() if name not in _NOT_SETTINGS}
     file = parsed.config or os.environ.get(PREFIX + "CONFIG")
     environment = {name: value for name, value in os.environ.items() if name != PREFIX + "CONFIG"}
-
     path = Path(file) if file else None
-    seen = stamp_of(path)
 
-    def read() -> tuple[Settings, list[str]]:
-        return load(path, environment, given, check)
-
-    def check(settings: Settings) -> None:
+    def check(settings: "Settings") -> None:
         check_models(settings.routing, settings.servers)
         check_api_keys(settings.servers)
 
+    return _Source(path, lambda: load(path, environment, given, check))
+
+
+def _doctor(parsed: argparse.Namespace) -> int:
+    from gateway.commands.doctor.command import run as run_doctor
+
+    source = _settings_source(parsed)
+    return run_doctor(source.read, as_json=parsed.json, paid_requests=parsed.paid_requests)
+
+
+def _serve(parsed: argparse.Namespace) -> int:
+    from gateway.settings.fields import SettingsError
+    from gateway.settings.reloading import stamp_of
+    from telemetry.logs import configure_logging
+
+    source = _settings_source(parsed)
+    seen = stamp_of(source.file)
     try:
-        settings, warnings = read()
+        settings, warnings = source.read()
     except SettingsError as error:
         print(f"keepgate: {error}", file=sys.stderr)
         return 2
@@ -287,7 +343,7 @@ def _serve(parsed: argparse.Namespace) -> int:
                 return 1
         from gateway.processes.serve import serve
 
-        return serve(settings, lambda: read()[0], path, seen)
+        return serve(settings, lambda: source.read()[0], source.file, seen)
 
 
 def _run_backend(command: str, words: list[str]) -> int:

@@ -32,7 +32,7 @@ _ANSWER_DEADLINE = 1.0
 _LOCK_POLL = 0.5
 _FIRST_PAUSE = 0.1
 _MAX_PAUSE = 30.0
-_SOCKET = "valkey.sock"
+SOCKET = "valkey.sock"
 _DATA = "appendonlydir"
 # The server's messages for data that it cannot read. A truncated file it repairs itself.
 _DAMAGE = re.compile(
@@ -62,7 +62,7 @@ async def embedded_store(state: Path, memory: int) -> AsyncIterator[str]:
     first_start: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     with lock, contextlib.ExitStack() as stack:
         try:
-            socket = stack.enter_context(socket_path(directory, _SOCKET))
+            socket = stack.enter_context(socket_path(directory, SOCKET))
         except ValueError as error:
             raise SettingsError(f"state_dir: {error}") from error
         server = _EmbeddedServer(directory, socket, memory, program)
@@ -168,7 +168,7 @@ class _EmbeddedServer:
         options = {
             "port": "0",
             "dir": str(self._directory),
-            "unixsocket": _SOCKET,  # in `dir`, whose path may be too long for a socket's
+            "unixsocket": SOCKET,  # in `dir`, whose path may be too long for a socket's
             "unixsocketperm": "700",
             "maxmemory": str(self._memory),
             # Entries have a lifetime and may be evicted; the purge state has none and stays.

@@ -167,6 +167,11 @@ class UpstreamResponse:
         """Without parameters, in lower case."""
         return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
+    @property
+    def date(self) -> str:
+        """When the upstream says that it answered (RFC 9110, section 6.6.1); "" if it does not."""
+        return self._exchange.headers.get("Date", "")
+
     async def chunk(self) -> bytes:
         """The next bytes of the body as they arrive; empty at the end. Raises UpstreamDisconnected when it breaks,
         UpstreamTimeout when nothing comes, and DeadlineExceeded.
