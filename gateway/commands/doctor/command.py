@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 
@@ -33,6 +34,7 @@ def run(read: Callable[[], tuple[Settings, list[str]]], *, as_json: bool, paid_r
     # What parts of the gateway would log, findings say.
     logging.disable(logging.CRITICAL)
     findings = uvloop.run(diagnose(read, paid_requests))
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends the command quietly
     print(_printed(findings, as_json))
     return int(worst_of(findings) == "problem")
 

@@ -1,13 +1,16 @@
 """`keepgate doctor` as an operator runs it."""
 
 import json
+import os
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from gateway.commands.doctor.finding import Finding
 from gateway.commands.doctor.report import as_table
-from tests.gateway.commands.test_cli import keepgate, refusal
+from tests.gateway.commands.test_cli import KEEPGATE, keepgate, refusal
 from tests.gateway.processes.serving import free_port
 
 
@@ -87,6 +90,16 @@ def test_the_help_says_that_requests_cost_money() -> None:
     assert "which costs money" in text
     assert "--redis URL" in text
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_a_closed_pipe_ends_the_command_quietly() -> None:
+    """`keepgate doctor | head -1` has no traceback."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [KEEPGATE, "doctor", "--upstream", "mock:", "--port", "0", "--redis", "none"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
 
 
 @pytest.mark.parametrize("width", [20, 80])
