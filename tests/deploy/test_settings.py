@@ -13,7 +13,6 @@ import pytest
 from backend.api.app import create_app
 from backend.commands.command_line import Parser
 from backend.commands.serve import add_arguments
-from cache.stores.redis_url import parse_redis_url
 from gateway.routing.models import check_models
 from gateway.settings.fields import SettingsError
 from gateway.settings.settings import Settings
@@ -28,7 +27,11 @@ from tests.gateway.conftest import Stage, stage
 __all__ = ["stage"]
 
 SECRETS = "/run/secrets/keepgate/"
-_EXAMPLES = {"redis-url": "rediss://user:password@redis.example.org:6379/0", "admin-key": "0123456789abcdef"}
+_EXAMPLES = {
+    "redis-url": "rediss://user:password@redis.example.org:6379/0",
+    "admin-key": "0123456789abcdef",
+    "openai-key": "sk-0123456789abcdef",
+}
 _GATEWAY = Pod({"app.kubernetes.io/name": "keepgate", "app.kubernetes.io/component": "gateway"})
 _APP = Pod({"app": "chat"}, "chat", {"keepgate-client": "true"})
 _STRANGER = Pod({"app": "chat"}, "elsewhere")
@@ -56,18 +59,12 @@ def file_of(overlay: Rendering) -> str:
     return text
 
 
-def environment_of(overlay: Rendering) -> dict[str, str]:
-    """The variables of the gateway's container, with examples of secrets that the operator makes."""
-    made = {secret["metadata"]["name"]: secret["data"] for secret in overlay.of("Secret")}
-    environment = {}
-    for entry in gateway_of(overlay)["env"]:
-        reference = entry["valueFrom"]["secretKeyRef"]
-        if reference["name"] in made:
-            value = base64.b64decode(made[reference["name"]][reference["key"]]).decode()
-        else:
-            value = _EXAMPLES[reference["key"]]
-        environment[entry["name"]] = value
-    return environment
+def secrets_of(overlay: Rendering) -> dict[str, str]:
+    """The files of the gateway's Secret, by name: the overlay's own, or examples of what an operator makes."""
+    for secret in overlay.of("Secret"):
+        if secret["metadata"]["name"] == "keepgate":
+            return {name: base64.b64decode(value).decode() for name, value in secret["data"].items()}
+    return _EXAMPLES
 
 
 def settings_of(overlay: Rendering, folder: Path) -> tuple[Settings, list[str]]:
@@ -77,13 +74,14 @@ def settings_of(overlay: Rendering, folder: Path) -> tuple[Settings, list[str]]:
         check_models(settings.routing, settings.servers)
         check_api_keys(settings.servers)
 
-    text = file_of(overlay)
-    for name in re.findall(rf"{SECRETS}([\w-]+)", text):
-        (folder / name).write_text("a secret")
+    for name, secret in secrets_of(overlay).items():
+        (folder / name).write_text(secret)
     file = folder / "keepgate.yaml"
-    file.write_text(text.replace(SECRETS, f"{folder}/"))
-    assert gateway_of(overlay)["args"][:-1] == ["keepgate", "serve", "--config"]
-    return load(file, environment_of(overlay), {}, check)
+    file.write_text(file_of(overlay).replace(SECRETS, f"{folder}/"))
+    container = gateway_of(overlay)
+    assert container["args"][:-1] == ["keepgate", "serve", "--config"]
+    environment = {entry["name"]: entry["value"].replace(SECRETS, f"{folder}/") for entry in container["env"]}
+    return load(file, environment, {}, check)
 
 
 def test_the_gateway_accepts_its_settings(overlay: Rendering, tmp_path: Path) -> None:
@@ -93,8 +91,8 @@ def test_the_gateway_accepts_its_settings(overlay: Rendering, tmp_path: Path) ->
     assert settings.host == "0.0.0.0"  # noqa: S104  # within a container
     assert [settings.port] == [port["containerPort"] for port in gateway_of(overlay)["ports"]]
     assert settings.workers == 1
-    assert settings.admin_key
-    parse_redis_url(settings.redis)
+    assert settings.admin_key == secrets_of(overlay)["admin-key"]
+    assert settings.redis == secrets_of(overlay)["redis-url"]
 
 
 def test_a_gateway_writes_where_it_may(overlay: Rendering, tmp_path: Path) -> None:
@@ -295,7 +293,8 @@ def test_the_guide_makes_the_secrets_that_are_asked_for(overlay: Rendering) -> N
         container = container_of(workload)
         references = [entry["valueFrom"] for entry in container.get("env", ()) if "valueFrom" in entry]
         asked |= {(r["secretKeyRef"]["name"], r["secretKeyRef"]["key"]) for r in references if "secretKeyRef" in r}
-        text = " ".join(container["args"]) + (file_of(overlay) if container["name"] == "gateway" else "")
+        values = [entry.get("value", "") for entry in container.get("env", ())]
+        text = " ".join([*container["args"], *values, file_of(overlay) if container["name"] == "gateway" else ""])
         volumes = workload["spec"]["template"]["spec"].get("volumes", ())
         names = [volume["secret"]["secretName"] for volume in volumes if "secret" in volume]
         asked |= {(name, key) for name in names for key in re.findall(rf"{SECRETS}([\w-]+)", text)}
