@@ -1,15 +1,19 @@
 """The exact cache: memory in front of Redis, one purge state, four kinds of outcome."""
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from cache.entries.entry import Entry
 from cache.entries.generations import Generations, Purge, Scope, new_purge, purge_of
 from cache.entries.key import Key, namespace_of
 from cache.entries.outcomes import Failed, Hit, Miss, Tier
 from cache.errors import StoreUnavailable
+from cache.index.entry_index import EntryIndex
+from cache.index.memory_index import MemoryIndex
+from cache.index.redis_index import RedisIndex
 from cache.stores.erasure import Erased, erase_namespace
 from cache.stores.memory import MemoryStore
 from cache.stores.redis_replies import is_after
@@ -42,6 +46,7 @@ class ExactCache:
         self.redis = redis
         self._keep_stale = keep_stale
         self._clock = clock
+        self.index: EntryIndex = MemoryIndex(memory) if redis is None else RedisIndex(redis)
         self._generations = Generations()
         # Purges that Redis has not heard of, by scope.
         self._unpublished: dict[str, Purge] = {}
@@ -94,14 +99,34 @@ class ExactCache:
             await self.memory.put(entry, self._keep_for(entry))
         return self._hit(entry, "redis")
 
-    async def store(self, entry: Entry) -> None:
-        """Keep the entry in every tier. Raises StoreUnavailable when Redis takes none; memory has it all the same."""
+    async def store(self, entry: Entry, question: bytes = b"") -> None:
+        """Keep the entry in every tier; `question` is that of its fingerprint.
+
+        Raises StoreUnavailable when Redis takes none; memory has it all the same.
+        """
         if not self.counts(entry):
             return
         keep_for = self._keep_for(entry)
         await self.memory.put(entry, keep_for)
+        self.index.stored(entry, question)
         if self.redis is not None:
             await self.redis.put(entry, keep_for)
+
+    async def entries(self, entry_ids: Sequence[str]) -> list[Entry]:
+        """Those of these entries that count, of any tenant, in this order. The index forgets the others.
+
+        Raises StoreUnavailable.
+        """
+        if self.redis is None:
+            now = self._clock()
+            known = [self.memory.peek(entry_id) for entry_id in entry_ids]
+            return [each for each in known if each and self.counts(each) and self._keep_for(each, now) > 0]
+        if not self._knows_purges():
+            raise StoreUnavailable("redis: purges are not known yet")
+        found = {entry.id: entry for entry in await self.redis.get_many(entry_ids) if entry and self.counts(entry)}
+        if gone := [entry_id for entry_id in entry_ids if entry_id not in found]:
+            await self.index.forget(gone)
+        return list(found.values())
 
     async def entry(self, entry_id: str) -> Entry | None:
         """The entry with this id, of any tenant. Raises StoreUnavailable."""
@@ -117,6 +142,8 @@ class ExactCache:
         self._deletions += 1
         in_memory = await self.memory.delete(entry_id)
         in_redis = await self.redis.delete(entry_id) if self.redis is not None else False
+        with contextlib.suppress(StoreUnavailable):  # who comes upon its id in the index forgets it
+            await self.index.forget([entry_id])
         return in_memory or in_redis
 
     async def purge(self, scope: Scope, name: str = "") -> None:
@@ -133,6 +160,8 @@ class ExactCache:
         await self._sweep()
         if self.redis is not None:
             await self._publish(self.redis, purge)
+        with contextlib.suppress(StoreUnavailable):
+            await self.index.purged(purge.scope, purge.name)
 
     async def erase(self, namespace: str) -> Erased:
         """Purge a namespace, then remove what is stored of it here and in Redis, and look again.
@@ -190,6 +219,13 @@ class ExactCache:
             log.warning("redis has lost a purge, which is repeated: %s", field[0])
             await self._purge(purge_of(field[0]))
 
+    async def keep_index(self) -> None:
+        """Write the index and look for entries that are gone; runs for as long as the cache is used."""
+        if isinstance(self.index, RedisIndex):
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.index.write_behind())
+                tasks.create_task(self.index.sweep_forever())
+
     async def follow_purges(self) -> None:
         """Apply the purges and deletions of other workers as they happen; runs for as long as the cache is used."""
         if self.redis is not None:
@@ -223,6 +259,7 @@ class ExactCache:
                 for event in events:
                     if isinstance(event, Purge):
                         self._generations.apply(event)
+                        self.index.discard(event.scope, event.name)
                     else:
                         self._deletions += 1
                         redis.note_deletion(event)
@@ -260,5 +297,5 @@ class ExactCache:
         age = entry.age(self._clock())
         return Hit(entry, tier, age, stale=age >= entry.fresh_for)
 
-    def _keep_for(self, entry: Entry) -> float:
-        return entry.fresh_for + self._keep_stale - entry.age(self._clock())
+    def _keep_for(self, entry: Entry, now: float | None = None) -> float:
+        return entry.fresh_for + self._keep_stale - entry.age(self._clock() if now is None else now)

@@ -41,7 +41,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):  # gc: it r
     the chunks with nothing left out. With a `content_type` it is what that says, as the upstream sent it. `created` is
     Unix time in seconds, `fresh_for` a lifetime in seconds. `generation` is the purge state under which the request
     began: an entry from before a purge never counts. `cost` is what it cost in US dollars, `repeat_cost` what the same
-    request would have cost again; None where that is not known.
+    request would have cost again; None where that is not known. `asked` is an encoded Fingerprint of the request.
     """
 
     id: str
@@ -62,6 +62,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):  # gc: it r
     cached_tokens: Count = 0
     written_tokens: Count = 0
     upstream: str = ""
+    asked: bytes = b""
 
     def age(self, now: float) -> float:
         """Seconds since the answer was computed; a clock that went back counts as zero."""

@@ -62,7 +62,7 @@ class MemoryStore:
 
     async def put(self, entry: Entry, keep_for: float) -> None:
         self._drop(entry.id)
-        size = SLOT_OVERHEAD_BYTES + len(entry.body) + sys.getsizeof(entry.model)
+        size = SLOT_OVERHEAD_BYTES + len(entry.body) + sys.getsizeof(entry.model) + sys.getsizeof(entry.asked)
         slot = Slot(entry, self._clock() + keep_for, size)
         if not keep_for > 0 or slot.size > self._largest:
             return
@@ -109,6 +109,10 @@ class MemoryStore:
         """The entry, without counting as a use of it."""
         slot = self._slots.get(entry_id)
         return slot.entry if slot else None
+
+    def entries(self) -> list[Entry]:
+        """Those kept at this moment, oldest use first, expired ones as well."""
+        return [slot.entry for slot in self._slots.values()]
 
     def ids(self) -> list[str]:
         """The ids kept at this moment, oldest use first."""

@@ -81,6 +81,10 @@ class RedisStore:
         self.corrupt_entries = 0
         self.undecryptable = 0
 
+    def is_pending(self, entry_id: str) -> bool:
+        """Whether this process has yet to write the entry, or its removal."""
+        return self._pending.get(entry_id) is not None
+
     async def get(self, entry_id: str) -> Entry | None:
         pending = self._pending.get(entry_id)
         if pending is not None:
@@ -100,6 +104,30 @@ class RedisStore:
             return None
         if isinstance(data, RedisError):
             raise StoreUnavailable(f"redis: {data}")
+        return await self._entry(entry_id, data)
+
+    async def get_many(self, entry_ids: Sequence[str]) -> list[Entry | None]:
+        """Entries in the order of their ids, for who inspects them; one that cannot be read is None.
+
+        Raises StoreUnavailable.
+        """
+        replies = await self.commands([("GET", _redis_key(entry_id)) for entry_id in entry_ids], _BACKGROUND_DEADLINE)
+        found: list[Entry | None] = []
+        for entry_id, data in zip(entry_ids, replies, strict=True):
+            if isinstance(data, RedisError):
+                raise StoreUnavailable(f"redis: {data}")
+            if (pending := self._pending.get(entry_id)) is not None:
+                found.append(pending.current())
+                continue
+            entry = None
+            with contextlib.suppress(StoreUnavailable):  # it is corrupt
+                entry = None if data is None else await self._entry(entry_id, data)
+            found.append(entry)
+        return found
+
+    async def _entry(self, entry_id: str, data: bytes) -> Entry | None:
+        """Raises StoreUnavailable for bytes that are no entry, which are removed; None for those of another key."""
+        name = _redis_key(entry_id)
         try:
             entry = decode_entry(await self.encryption.open(name, data))
             if entry.id != entry_id:

@@ -14,6 +14,7 @@ from gateway.routing.prefixes.views import PrefixViews
 from gateway.routing.router import Router
 from gateway.routing.table import RoutingTable
 from gateway.settings.settings import Settings
+from gateway.telemetry.statistics import Statistics
 
 SETTINGS = web.AppKey("settings", Settings)
 CACHE = web.AppKey("cache", ExactCache)
@@ -27,3 +28,4 @@ EMBEDDINGS = web.AppKey("embeddings", Embeddings)
 ADMISSIONS = web.AppKey("admissions", Admissions)
 CONVERSATIONS = web.AppKey("conversations", ConversationKeeper)
 GAUGES = web.AppKey("gauges", GaugeUpdater)
+STATISTICS = web.AppKey("statistics", Statistics)

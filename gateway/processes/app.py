@@ -34,6 +34,7 @@ from gateway.api.app_keys import (
     ROUTER,
     ROUTING,
     SEMANTIC,
+    STATISTICS,
     VIEWS,
 )
 from gateway.api.batches import BATCHES
@@ -72,6 +73,7 @@ from gateway.settings.reloading import reloaded
 from gateway.settings.settings import Settings
 from gateway.telemetry.audit import AUDIT, AuditLog
 from gateway.telemetry.request_log import RequestLog
+from gateway.telemetry.statistics import Statistics, open_statistics
 from gateway.telemetry.tracing import open_tracing
 from gateway.tenants.callers import Callers
 from gateway.tenants.key_registry import KeyRegistry
@@ -104,6 +106,7 @@ class Parts:
     limiter: Limiter
     registry: KeyRegistry | None
     ledger: Ledger
+    statistics: Statistics
     requests: RequestLog
 
 
@@ -201,6 +204,7 @@ async def _open_parts(settings: Settings, semantic_socket: Path | None) -> Async
         open_upstreams(settings, connections, redis) as upstreams,
         open_limiter(redis, settings.keys) as limiter,
         open_ledger(redis, settings.costs.keep) as ledger,
+        open_statistics(redis, settings.costs.keep) as statistics,
         open_tracing(settings.traces) as tracing,
         background_tasks() as tasks,
     ):
@@ -209,7 +213,7 @@ async def _open_parts(settings: Settings, semantic_socket: Path | None) -> Async
         with contextlib.suppress(StoreUnavailable):  # follow_purges reads it later
             await cache.sync_purges()
         flights = FlightTable(tasks)
-        requests = RequestLog(settings.log, tracing)
+        requests = RequestLog(settings.log, tracing, statistics)
         conversations = Conversations(redis, settings.responses_ttl)
         ledger.listed_models = lambda: upstreams.router.models
         parts = Parts(
@@ -227,10 +231,13 @@ async def _open_parts(settings: Settings, semantic_socket: Path | None) -> Async
             limiter=limiter,
             registry=None if redis is None else KeyRegistry(redis),
             ledger=ledger,
+            statistics=statistics,
             requests=requests,
         )
         tasks.keep(cache.follow_purges)
+        tasks.keep(cache.keep_index)
         tasks.keep(ledger.flush_forever)
+        tasks.keep(statistics.flush_forever)
         if settings.keys.required:
             tasks.keep(parts.callers.follow)
         tasks.keep(functools.partial(_keep_gauges, parts.gauges))
@@ -245,7 +252,7 @@ async def _use(server: HttpServer, settings: Settings, parts: Parts) -> None:
     router = parts.upstreams.router
     lookup = Lookup(parts.cache, settings.cache)
     pricing = Pricing(settings.costs, lambda: router.upstreams)
-    accounting = Accounting(parts.ledger, pricing if settings.costs.enabled else None)
+    accounting = Accounting(parts.ledger, pricing if settings.costs.enabled else None, parts.cache.index)
     parts.gauges.pricing = pricing
     varies = settings.cache.sampled == "variants" or settings.cache.regenerate > 0
     admissions = Admissions(parts.limiter, accounting, settings)
@@ -274,6 +281,7 @@ async def _use(server: HttpServer, settings: Settings, parts: Parts) -> None:
         {
             ADMISSIONS: admissions,
             LEDGER: parts.ledger,
+            STATISTICS: parts.statistics,
             PRICING: pricing,
             **({REGISTRY: parts.registry} if parts.registry is not None else {}),
             CACHE: parts.cache,

@@ -43,6 +43,8 @@ class RequestRecord(msgspec.Struct):
     key: str = ""
     """The id of the virtual key."""
     team: str = ""
+    namespace: str = ""
+    """Of the caller."""
     cache: str = ""
     """hit, miss, bypass or failed."""
     layer: str = ""
@@ -53,6 +55,8 @@ class RequestRecord(msgspec.Struct):
     cost: float | None = None
     """In US dollars."""
     saving: float | None = None
+    saved_seconds: float = 0.0
+    """How long the answer took to compute that was not computed again."""
     first_byte_at: float = 0.0
     """When the first byte of the answer's body was sent."""
     bytes: int = 0

@@ -9,6 +9,7 @@ from aiohttp import web
 from gateway import metrics
 from gateway.settings.operations import LogSettings
 from gateway.telemetry.record import RECORD, RequestRecord, request_id_of
+from gateway.telemetry.statistics import Statistics
 from gateway.telemetry.tracing import operation_of
 from telemetry.logs import CURRENT_REQUEST
 from telemetry.tracing.span import Tracing, Value
@@ -39,10 +40,11 @@ _NAMED_BEFORE = ("method", "path", "status", "request_id")
 class RequestLog:
     """Begins and ends the records of requests. Every `begin` is followed by one `finish`."""
 
-    def __init__(self, settings: LogSettings, tracing: Tracing) -> None:
+    def __init__(self, settings: LogSettings, tracing: Tracing, statistics: Statistics) -> None:
         self.settings = settings
         """Replaced when settings are read again."""
         self.tracing = tracing
+        self._statistics = statistics
         self.in_flight = 0
         """Requests that have begun and not ended."""
 
@@ -62,6 +64,7 @@ class RequestLog:
         ended = time.monotonic()
         self.in_flight -= 1
         if record.family:
+            self._statistics.count(record, ended)
             cache = record.cache or "none"
             metrics.request_seconds.labels(record.family, cache).observe(ended - record.began)
             if record.first_byte_at and cache != "hit":

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from gateway.api.openapi.openai_schemas import ChatFields, ChatMessage, Count, Model, Object, Text, Usage
+from gateway.api.operator.statistics import AgeClass, Breakdown, SizeClass, Window
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 
@@ -189,7 +190,7 @@ class PrefixReuse(PrefixFigures, kw_only=True):
 
 
 class CacheStats(Struct, kw_only=True):
-    """Counts are since the start; rates are shares between 0 and 1."""
+    """Counts are since the start of this host's processes, those of `windows` of all that share the Redis."""
 
     requests: Count
     collapsed: Count
@@ -198,29 +199,10 @@ class CacheStats(Struct, kw_only=True):
     layers: Layers
     prefix: PrefixReuse
     conversations: UnreadableRecords
-
-
-class EntryCost(Struct, kw_only=True):
-    prompt_tokens: Count
-    completion_tokens: Count
-    seconds: float
-
-
-class CacheEntry(Struct, kw_only=True):
-    """Times are Unix seconds, `age` and `fresh_for` seconds. `answer` is null if it is no JSON."""
-
-    id: str
-    namespace: str
-    family: str
-    model: str
-    created: float
-    age: float
-    fresh_for: float
-    stale: bool
-    bytes: Count
-    cost: EntryCost
-    content_type: str
-    answer: Any
+    windows: dict[str, Window]
+    by: Breakdown | UnsetType = UNSET
+    ages: list[AgeClass]
+    sizes: list[SizeClass]
 
 
 class DeletedEntry(Struct, kw_only=True):

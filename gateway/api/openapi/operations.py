@@ -8,6 +8,7 @@ from gateway.api.openapi import keepgate_schemas as keepgate
 from gateway.api.openapi import ollama_schemas as ollama
 from gateway.api.openapi import openai_schemas as openai
 from gateway.api.openapi.cost_operations import COST_OPERATIONS
+from gateway.api.openapi.inspection_operations import INSPECTION_OPERATIONS
 from gateway.api.openapi.key_operations import KEY_OPERATIONS
 from gateway.api.openapi.operation import (
     ANYTHING,
@@ -117,6 +118,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     **KEY_OPERATIONS,
     **COST_OPERATIONS,
     **ROUTING_OPERATIONS,
+    **INSPECTION_OPERATIONS,
     ("POST", "/v1/chat/completions"): _prompt(
         "OpenAI",
         "Answer a chat",
@@ -304,14 +306,6 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("GET", "/v1/batches/{id}"): _own("Files and batches", "One batch", Batch, (404,)),
     ("POST", "/v1/batches/{id}/cancel"): _own("Files and batches", "Cancel a batch", Batch, (400, 404, 507)),
-    ("GET", "/v1/cache/stats"): _own("Inspection", "The figures of the cache", keepgate.CacheStats, operator=True),
-    ("GET", "/v1/cache/entries/{id}"): _own(
-        "Inspection",
-        "One entry, by the id in x-keepgate-entry",
-        keepgate.CacheEntry,
-        (401, 403, 404, 503),
-        description="The tenant that owns the entry needs no admin key.",
-    ),
     ("DELETE", "/v1/cache/entries/{id}"): _own(
         "Inspection",
         "Forget one entry",

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from cache.entries.entry import Entry, Family
+from cache.index.entry_index import EntryIndex
 from gateway import metrics
 from gateway.costs.cost import estimated_tokens, similar_cost
 from gateway.costs.ledger import Ledger
@@ -22,8 +23,9 @@ from gateway.upstreams.upstream import Upstream
 class Accounting:
     """Counts answers. Without `pricing` nothing has a price."""
 
-    def __init__(self, ledger: Ledger, pricing: Pricing | None) -> None:
+    def __init__(self, ledger: Ledger, pricing: Pricing | None, index: EntryIndex) -> None:
         self._ledger = ledger
+        self._index = index
         self._pricing = pricing
 
     def hit_from_memory(self, family: Family, entry: Entry, caller: Caller) -> None:
@@ -83,6 +85,8 @@ class Accounting:
 
     def embedded_hit(self, caller: Caller, entries: Sequence[Entry]) -> None:
         """A request for embeddings, all of which the cache had: one request in the ledger, by its first input."""
+        for entry in entries:
+            self._index.hit(entry.id)
         savings = [entry.repeat_cost for entry in entries]
         saving = None if None in savings else sum(saving for saving in savings if saving is not None)
         if self._pricing is not None:
@@ -107,6 +111,7 @@ class Accounting:
         return 0.0 if self._pricing is None else self._pricing.estimate(inference.model, prompt_tokens, output_tokens)
 
     def _record_hit(self, entry: Entry, layer: str, caller: Caller, saving: float | None) -> None:
+        self._index.hit(entry.id)
         if self._pricing is not None:
             self._ledger.hit(entry, layer, *_names(caller), saving)
 

@@ -10,6 +10,7 @@ from gateway.tenants.caller import Caller
 
 
 def describe_caller(record: RequestRecord, caller: Caller) -> None:
+    record.namespace = caller.namespace
     if caller.key is not None:
         record.key, record.team = caller.key.id, caller.key.team
 
@@ -24,13 +25,15 @@ def describe_hit(record: RequestRecord, entry: Entry, family: str, layer: str, s
     record.family, record.model, record.upstream = family, entry.model, entry.upstream
     record.cache, record.layer = "hit", layer
     record.prompt_tokens, record.completion_tokens = entry.prompt_tokens, entry.completion_tokens
-    record.cost, record.saving = 0.0, saving
+    record.cost, record.saving, record.saved_seconds = 0.0, saving, entry.seconds
     record.first_byte_at = time.monotonic()
 
 
 def describe_flight(record: RequestRecord, flight: Flight, joined: bool) -> None:
     """An answer that an upstream has computed, once it has ended."""
     record.upstream = flight.upstream
+    if joined:
+        record.layer, record.saved_seconds = "flight", flight.seconds
     if flight.error is not None:
         record.error = flight.error.label
     if flight.charge is not None:

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import re
 import ssl
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,9 @@ import trustme
 
 from cache.entries.outcomes import Hit
 from cache.errors import StoreUnavailable
+from cache.exact import ExactCache
+from cache.index.entry_index import EntryFilter
+from cache.index.redis_index import RedisIndex
 from cache.stores.conversations import Conversations, Record, encode_record
 from cache.stores.recent_answers import RecentAnswers
 from cache.stores.redis_store import open_redis_store
@@ -87,6 +91,19 @@ async def restricted(valkey: Valkey, raw: redis.asyncio.Redis) -> AsyncIterator[
     await raw.acl_deluser("keepgate")
 
 
+async def use_index(cache: ExactCache) -> None:
+    assert isinstance(cache.index, RedisIndex)
+    cache.index.hit(key_of(1, "tenant").id)
+    await cache.index.flush()
+    for wanted in (EntryFilter(), EntryFilter(model="m"), EntryFilter(namespace="tenant"), EntryFilter(hottest=True)):
+        assert (await cache.index.page(wanted, None, 10)).ids
+    await cache.index.asked_like("tenant", b"question", 1)
+    await cache.index.in_semantic([key_of(1, "tenant").id])
+    assert sum(await cache.index.ages([60.0], time.time())) == 6
+    assert await cache.index.sizes(5)
+    await cache.index.sweep(pause=0)
+
+
 async def use_everything(url: str) -> None:
     """Use all of the cache that is in Redis. Raises StoreUnavailable where something is refused."""
     async with worker(url) as one, worker(url) as other:
@@ -95,6 +112,7 @@ async def use_everything(url: str) -> None:
         for key in keys:
             await written(one, answer_to(one, key))
             assert isinstance(await other.lookup(key), Hit)
+        await use_index(one)
         await one.delete(keys[0].id)
         await until(lambda: other.memory.peek(keys[0].id) is None)
         conversations = Conversations(one.redis, 60)

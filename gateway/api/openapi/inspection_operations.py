@@ -1,0 +1,66 @@
+"""The operations that look into the cache."""
+
+from gateway.api.openapi.keepgate_schemas import CacheStats
+from gateway.api.openapi.operation import JSON, Operation, Parameter
+from gateway.api.operator.entries import CacheEntry, EntryPage
+from gateway.api.operator.statistics import Timeline
+from gateway.telemetry.statistics import WINDOWS
+
+_BY = Parameter("by", "Also for each of these.", {"enum": ["model", "key", "namespace"]})
+_NUMBER = {"type": "number", "minimum": 0}
+_STEPS = {"type": "integer", "minimum": 1, "maximum": 744}
+
+INSPECTION_OPERATIONS: dict[tuple[str, str], Operation] = {
+    ("GET", "/v1/cache/stats"): Operation(
+        tag="Inspection",
+        summary="The figures of the cache",
+        description="Of each layer, in windows of time, and by model, key or namespace.",
+        query=(_BY, Parameter("window", "Of `by`; 1h by default.", {"enum": list(WINDOWS)})),
+        answer={JSON: CacheStats},
+        errors=(400, 401, 403),
+        operator=True,
+    ),
+    ("GET", "/v1/cache/timeline"): Operation(
+        tag="Inspection",
+        summary="The figures of each minute or hour",
+        description="Minutes are kept for three hours, hours as long as costs are.",
+        query=(
+            Parameter("step", "1m by default.", {"enum": ["1m", "1h"]}),
+            Parameter(
+                "steps", "How many, up to now; 60 by default.", {"type": "integer", "minimum": 1, "maximum": 744}
+            ),
+            _BY,
+        ),
+        answer={JSON: Timeline},
+        errors=(400, 401, 403, 503),
+        operator=True,
+    ),
+    ("GET", "/v1/cache/entries"): Operation(
+        tag="Inspection",
+        summary="The entries, in pages",
+        description="A tenant without the admin key sees its own. A page may have fewer entries than its limit, "
+        "where a filter passes few: `next` goes on.",
+        query=(
+            Parameter("model", "Only of this model."),
+            Parameter("namespace", "Only of this namespace; not with `key`."),
+            Parameter("key", "Only of this virtual key, by its id or name."),
+            Parameter("layer", "Only what this layer may serve.", {"enum": ["exact", "semantic"]}),
+            Parameter("min_age", "At least so many seconds old.", _NUMBER),
+            Parameter("max_age", "At most so many seconds old.", _NUMBER),
+            Parameter("min_hits", "Served at least so often.", _NUMBER),
+            Parameter("order", "newest by default.", {"enum": ["newest", "hits"]}),
+            Parameter("text", "Only answers with this text, in any case."),
+            Parameter("limit", "Entries of a page; 50 by default.", {"type": "integer", "minimum": 1, "maximum": 500}),
+            Parameter("cursor", "The `next` of the page before."),
+        ),
+        answer={JSON: EntryPage},
+        errors=(400, 401, 403, 404, 503),
+    ),
+    ("GET", "/v1/cache/entries/{id}"): Operation(
+        tag="Inspection",
+        summary="One entry, by the id in x-keepgate-entry",
+        description="The tenant that owns the entry needs no admin key.",
+        answer={JSON: CacheEntry},
+        errors=(401, 403, 404, 503),
+    ),
+}
