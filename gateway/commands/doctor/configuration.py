@@ -10,7 +10,6 @@ from typing import Any
 
 from gateway.commands.doctor.finding import Finding, ok, problem, warning
 from gateway.http.tls import make_ssl_context
-from gateway.processes.embedded_store import find_server
 from gateway.settings.encryption_keys import encryption_keys
 from gateway.settings.fields import SettingsError
 from gateway.settings.settings import Settings
@@ -48,8 +47,6 @@ def _refusals(settings: Settings) -> Iterator[Finding]:
         lambda: make_ssl_context(settings.tls),
         lambda: encryption_keys(settings.encryption),
     ]
-    if settings.redis == "embedded":
-        checks.append(find_server)
     for check in checks:
         try:
             check()
