@@ -35,6 +35,7 @@ examples:
   keepgate eval ./Llama-3.2-1B-int4 --text test.txt --reference ./Llama-3.2-1B     what that has lost
   keepgate eval-pairs pairs.csv                    what a semantic cache would do on labelled pairs of prompts
   keepgate replay trace.jsonl --capacity 5000      what a prefix store of that many blocks would have found
+  keepgate simulate --trace trace.jsonl            what a fleet of gateways, Redis nodes and backends would do
 
 `keepgate serve --help` lists the options."""
 
@@ -105,6 +106,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from gateway.commands.route import main as run_route
 
         return run_route(words[1:])
+    if words[:1] == ["simulate"]:
+        from gateway.commands.simulation.command import main as run_simulation
+
+        return run_simulation(words[1:])
+    if words[:1] == ["completion"]:
+        from gateway.commands.completion.command import run as run_completion
+
+        return run_completion(words[1:])
     if words[:1] == ["replay"]:
         return _run_replay(words[1:])
     parser, commands = _parsers()
@@ -175,7 +184,13 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     )
     keys = commands.add_parser("keys", help="virtual keys, teams and limits; see `keepgate keys --help`")
     costs = commands.add_parser("costs", help="what answers cost and hits saved; see `keepgate costs --help`")
+    completion = commands.add_parser(
+        "completion", help="print a script for the completion of a shell; see `keepgate completion --help`"
+    )
     route = commands.add_parser("route", help="simulate routing strategies on a trace; see `keepgate route --help`")
+    simulation = commands.add_parser(
+        "simulate", help="simulate gateways, Redis and backends on a trace; see `keepgate simulate --help`"
+    )
     return parser, {
         "serve": serve,
         "doctor": doctor,
@@ -188,6 +203,8 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         "keys": keys,
         "costs": costs,
         "route": route,
+        "completion": completion,
+        "simulate": simulation,
     }
 
 
@@ -211,9 +228,9 @@ def _add_serve_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--semantic",
-        metavar="MODE",
+        metavar="{off,observe,on}",
         dest="semantic.mode",
-        help="answers to questions asked before in other words: off, observe (count them) or on (off)",
+        help="answers to questions asked before in other words; observe counts them, and serves none (off)",
     )
     parser.add_argument(
         "--state-dir",
@@ -227,16 +244,18 @@ def _add_serve_options(parser: argparse.ArgumentParser) -> None:
         dest="timeouts.shutdown",
         help="how long requests under way may take after a stop signal (10)",
     )
-    parser.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error (info)")
+    parser.add_argument(
+        "--log-level", metavar="{debug,info,warning,error}", help="the least severe messages that are logged (info)"
+    )
     engine = parser.add_argument_group("the in-repo backend, which runs where no --upstream is given")
     engine.add_argument(
         "--model", metavar="PATH_OR_ID", help="a folder, a .gguf file or a hub id (SmolLM2-135M-Instruct)"
     )
     engine.add_argument(
         "--quantization",
-        metavar="FORM",
+        metavar="{none,auto,int8,int4,fp8,nf4,gptq-int4,awq-int4,mixed}",
         dest="backend.quantization",
-        help="of weights: none, auto, int8, int4, fp8, nf4, gptq-int4, awq-int4 or mixed (none)",
+        help="of weights (none)",
     )
     engine.add_argument(
         "--kv-memory",

@@ -49,7 +49,7 @@ class _Parser(argparse.ArgumentParser):
         sys.exit(2)
 
 
-class _LruCache:
+class LruCache:
     """The eviction code of the prefix store, as the KV cache of an upstream."""
 
     def __init__(self, capacity: int) -> None:
@@ -97,7 +97,7 @@ def simulated(
     prefill_speed: float = Speed().prefill,
 ) -> Outcome:
     """What a strategy does with a trace, on upstreams that divide `blocks` among them. Deterministic."""
-    caches = [_LruCache(max(1, blocks // upstreams)) for _ in range(upstreams)]
+    caches = [LruCache(max(1, blocks // upstreams)) for _ in range(upstreams)]
     strategy: Strategy = (
         PowerOfTwo(_SEED)
         if name == "power-of-two"

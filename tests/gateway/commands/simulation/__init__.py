@@ -1,0 +1,1 @@
+"""The command `keepgate simulate`: its queues against theory, its capacity model against its queues, and what dies."""
