@@ -69,6 +69,32 @@ class LookupMiss(LookupReply, frozen=True, array_like=True, tag="not found"):
     guard: str = ""
 
 
+class ExplainRequest(msgspec.Struct, frozen=True, array_like=True, tag="explain"):
+    """What would be said to this question? Nothing is counted, learned or spent. The fields are a LookupRequest's."""
+
+    partition: str
+    text: str
+    max_risk: float
+
+
+class ExplainedNeighbour(msgspec.Struct, frozen=True, array_like=True):
+    """A question near to another: its entry, the cosine of the two, and the guard that refuses its answer, or ""."""
+
+    entry: str
+    similarity: float
+    guard: str
+
+
+class Explanation(msgspec.Struct, frozen=True, array_like=True, tag="explained"):
+    """The reply to `ExplainRequest`. `layer` would serve `entry`, or is "" if none would; `reason` is a sentence."""
+
+    layer: str
+    entry: str
+    risk: float | None
+    reason: str
+    neighbours: tuple[ExplainedNeighbour, ...] = ()
+
+
 class AnswerStored(msgspec.Struct, frozen=True, array_like=True, tag="answered"):
     """A note: the upstream has answered a question, and the answer is kept under `entry` until `expires`, Unix s.
 
@@ -140,9 +166,9 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     reason: str
 
 
-Question = LookupRequest | WrongAnswerReport | StatsRequest
+Question = LookupRequest | ExplainRequest | WrongAnswerReport | StatsRequest
 Note = AnswerStored | RefreshRequested | HitDiscarded | EntryDeleted | Purged
-Reply = LookupHit | LookupMiss | WrongAnswerResult | Stats | Refused
+Reply = LookupHit | LookupMiss | Explanation | WrongAnswerResult | Stats | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 _of_gateway = msgspec.msgpack.Decoder(tuple[int, Question | Note])

@@ -7,6 +7,7 @@ from gateway.api.stats import GaugeUpdater
 from gateway.pipeline import Pipeline
 from gateway.proxy.conversations import ConversationKeeper
 from gateway.proxy.embeddings import Embeddings
+from gateway.proxy.lookup import Lookup
 from gateway.proxy.metering.admissions import Admissions
 from gateway.proxy.semantic_lookup import SemanticLookup
 from gateway.routing.overrides import StrategyOverrides
@@ -18,6 +19,7 @@ from gateway.telemetry.statistics import Statistics
 
 SETTINGS = web.AppKey("settings", Settings)
 CACHE = web.AppKey("cache", ExactCache)
+LOOKUP = web.AppKey("lookup", Lookup)
 SEMANTIC = web.AppKey("semantic", SemanticLookup)
 ROUTING = web.AppKey("routing", RoutingTable)
 OVERRIDES = web.AppKey("overrides", StrategyOverrides)

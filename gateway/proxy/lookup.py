@@ -33,7 +33,7 @@ class Lookup:
 
     async def find(self, inference: InferenceRequest) -> tuple[Key, Outcome]:
         """The cache's outcome, and the key under which a new answer to this request is stored."""
-        if reason := self._bypass_reason(inference):
+        if reason := self.bypass_reason(inference):
             return inference.key, Bypass(reason)
         if inference.sampled and self._settings.sampled == "variants":
             return await self._draw_variant(inference)
@@ -56,7 +56,8 @@ class Lookup:
             return None
         return outcome if _is_within(self._settings.stale_if_error, inference, outcome) else None
 
-    def _bypass_reason(self, inference: InferenceRequest) -> str | None:
+    def bypass_reason(self, inference: InferenceRequest) -> str | None:
+        """Why the cache is not asked; None if it is."""
         if not self._settings.enabled:
             return "disabled"
         if inference.cache_control.no_store:

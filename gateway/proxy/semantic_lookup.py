@@ -4,6 +4,8 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from cache.entries.entry import Entry
 from cache.entries.generations import Scope
 from cache.entries.key import Key, namespace_of
@@ -15,6 +17,8 @@ from cache.semantic.messages import (
     MAX_BODY,
     AnswerStored,
     EntryDeleted,
+    ExplainRequest,
+    Explanation,
     HitDiscarded,
     LookupHit,
     LookupMiss,
@@ -105,6 +109,22 @@ class SemanticLookup:
             return query
         await self._client.note(HitDiscarded(key.id))
         return replace(query, hit=None)
+
+    async def explain(self, inference: InferenceRequest) -> Explanation:
+        """What the semantic cache would say to a request, for an operator. Raises StoreUnavailable."""
+        question = inference.question
+        if self._client is None or self._mode == "off":
+            return Explanation("", "", None, "the semantic cache is off")
+        if question is None:
+            return Explanation("", "", None, "the last turn is not a text of a user, or is too long to be compared")
+        if not self.unsent_query(inference).open:
+            return Explanation("", "", None, "answers to sampled requests are drawn from stored variants")
+        ask = ExplainRequest(question.partition, question.text, inference.max_risk)
+        found = await self._client.ask(ask, Explanation, _BACKGROUND_TIMEOUT)
+        if self._mode == "observe" and found.layer:
+            reason = f"{found.reason}; in the mode observe it is compared and not served"
+            return msgspec.structs.replace(found, layer="", reason=reason)
+        return found
 
     def unsent_query(self, inference: InferenceRequest) -> SemanticQuery:
         """A query that is not sent, for an answer that is computed although the cache has one."""

@@ -11,7 +11,7 @@ from cache.semantic.policy.bound import WrongAnswers
 from cache.semantic.policy.evidence import evidence_of
 from cache.semantic.policy.label import Label
 from cache.semantic.policy.ledger import Ledger
-from cache.semantic.policy.policy import Decision, Evidence, Neighbourhood
+from cache.semantic.policy.policy import Assessment, Decision, Evidence, Neighbourhood
 from cache.semantic.policy.posterior import JudgeError, Posterior, PosteriorState, vector
 from cache.semantic.policy.state import freeze, thaw
 from cache.semantic.policy.wrong_answer_risk import MAX_PENALTIES, Penalty, WrongAnswerRisk
@@ -89,6 +89,18 @@ class BudgetPolicy:
         self.wrong_answers.decided(decision)
         return decision
 
+    def assess(self, evidence: Evidence, max_risk: float = 1.0) -> Assessment:
+        risk = min(1.0, self.inflation * self._plain_risk(evidence))
+        limit = min(self._ledger.limit, self._max_risk, max_risk)
+        if self.posterior.labels < WARM_LABELS:
+            reason = f"it has learned from {self.posterior.labels} of the {WARM_LABELS} answers that it needs"
+            return Assessment(False, risk, reason)
+        return Assessment(
+            risk <= limit,
+            risk,
+            f"the risk {risk:.4f} is {'within' if risk <= limit else 'above'} the limit {limit:.4f}",
+        )
+
     def learn(self, label: Label) -> None:
         features = vector(label.features)
         if label.same or label.source != "miss":
@@ -140,9 +152,7 @@ class BudgetPolicy:
         if evidence is None:
             self._ledger.request(math.inf, inflation)
             return Decision(False, 1.0)
-        plain = max(
-            self.posterior.wrong(evidence.features, _DEVIATIONS), self._wrong_answer_risk.risk_of(evidence.answer)
-        )
+        plain = self._plain_risk(evidence)
         self._ledger.request(plain, inflation)
         risk = min(1.0, inflation * plain)
         if self.posterior.labels < WARM_LABELS or risk > min(self._ledger.limit, self._max_risk, max_risk):
@@ -152,6 +162,12 @@ class BudgetPolicy:
             return Decision(True, risk, plain, audit=True, audit_chance=1.0)
         chance = self._load.chance_of(plain)
         return Decision(True, risk, plain, self._load.draw(chance), chance)
+
+    def _plain_risk(self, evidence: Evidence) -> float:
+        """Before the correction by audits."""
+        return max(
+            self.posterior.wrong(evidence.features, _DEVIATIONS), self._wrong_answer_risk.risk_of(evidence.answer)
+        )
 
     def _count(self, wrong: float, risk: float) -> None:
         self._audited_wrong = max(0.0, self._audited_wrong + wrong)

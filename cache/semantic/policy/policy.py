@@ -59,6 +59,14 @@ class Decision:
     audit_chance: float = 0.0
 
 
+class Assessment(NamedTuple):
+    """What a policy would decide now; `reason` is a sentence for an operator."""
+
+    serve: bool
+    risk: float | None
+    reason: str
+
+
 class Policy(Protocol):
     """Decides from numbers alone whether a neighbour's answer is served. One task uses it.
 
@@ -77,6 +85,10 @@ class Policy(Protocol):
         the caller allows; a policy that knows no risk serves nothing to one who limits it. Who `compares` will judge
         what is decided here whatever it is, as if each serving were audited.
         """
+        ...
+
+    def assess(self, evidence: Evidence, max_risk: float = 1.0) -> Assessment:
+        """What `decide` would say, where it draws nothing by chance. Changes nothing."""
         ...
 
     def learn(self, label: Label) -> None:

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 
 from cache.semantic.policy.label import Label
-from cache.semantic.policy.policy import Decision, Evidence, Neighbourhood
+from cache.semantic.policy.policy import Assessment, Decision, Evidence, Neighbourhood
 from cache.semantic.policy.state import freeze, thaw
 
 _NO_FEATURES = np.empty(0)
@@ -33,6 +33,13 @@ class ThresholdPolicy:
     def decide(self, evidence: Evidence | None, max_risk: float = 1.0, compares: bool = False) -> Decision:
         serve = evidence is not None and max_risk >= 1.0 and evidence.similarity >= self._threshold
         return Decision(serve, None, audit=serve and compares, audit_chance=float(serve and compares))
+
+    def assess(self, evidence: Evidence, max_risk: float = 1.0) -> Assessment:
+        if max_risk < 1.0:
+            return Assessment(False, None, "a fixed threshold knows no risk, which the request limits")
+        serve = evidence.similarity >= self._threshold
+        place = "at or above" if serve else "below"
+        return Assessment(serve, None, f"the similarity {evidence.similarity:.4f} is {place} {self._threshold:g}")
 
     def learn(self, label: Label) -> None:
         """A fixed threshold learns nothing."""

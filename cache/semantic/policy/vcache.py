@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.semantic.policy.label import Label
-from cache.semantic.policy.policy import Decision, Evidence, Neighbourhood
+from cache.semantic.policy.policy import Assessment, Decision, Evidence, Neighbourhood
 from cache.semantic.policy.state import freeze, thaw
 from cache.semantic.policy.threshold import nearest
 
@@ -65,6 +65,15 @@ class VCachePolicy:
         explore = 1.0 - self._delta / max(wrong, 1e-12)
         serve = wrong <= max_risk and self._chance.random() >= explore
         return Decision(serve, wrong, wrong, audit=serve and compares, audit_chance=float(serve and compares))
+
+    def assess(self, evidence: Evidence, max_risk: float = 1.0) -> Assessment:
+        curve = self._curves.get(evidence.entry)
+        if curve is None:
+            return Assessment(False, 1.0, "it has seen no judgement of this entry")
+        wrong = 1.0 - curve.surely_right(evidence.similarity)
+        limit = min(self._delta, max_risk)
+        place = "within" if wrong <= limit else "above"
+        return Assessment(wrong <= limit, wrong, f"the risk {wrong:.4f} is {place} the limit {limit:.4f}")
 
     def learn(self, label: Label) -> None:
         """Take over an observation of an entry. Users' labels are none: of a boundary, "wrong" alone says nothing."""

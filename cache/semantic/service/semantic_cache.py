@@ -9,6 +9,9 @@ from cache.semantic.embedding.embedder import Embedder
 from cache.semantic.messages import (
     AnswerStored,
     EntryDeleted,
+    ExplainedNeighbour,
+    ExplainRequest,
+    Explanation,
     HitDiscarded,
     LookupHit,
     LookupMiss,
@@ -26,6 +29,7 @@ from cache.semantic.service.queries import OpenQueries, Query, ServedAnswer, Ser
 from cache.semantic.service.queues import LookupPriority
 
 _LONG_TEXT = 200
+_EXPLAINED = 5
 
 
 class SemanticCache:
@@ -115,6 +119,34 @@ class SemanticCache:
         similarity, risk = near[place].similarity, decision.risk
         created = near[place].record.created
         return LookupHit(number, similarity, risk, layer="semantic", entry=entry, created=created, audit=decision.audit)
+
+    async def explain(self, ask: ExplainRequest) -> Explanation:
+        """What a lookup would say, and of which neighbours. Raises EmbedderBusy and EmbeddingError."""
+        if ask.max_risk > 0 and (same := self._neighbours.same_form(ask.partition, ask.text)):
+            return Explanation("normalized", same.entry, 0.0, "the same question was asked, written differently")
+        vector = await self._embedder.embed(ask.text)
+        near = [
+            neighbour
+            for neighbour in await self._neighbours.near(ask.partition, vector)
+            if self._neighbours.may_answer(neighbour.record, namespace_of(ask.partition))
+        ][:NEIGHBOURS]
+        if not near:
+            return Explanation("", "", None, "nothing was asked in the same context: system prompt, tools, parameters")
+        weighed = self._policy.weigh(neighbourhood_of(near))
+
+        def read() -> tuple[int | None, str, list[str]]:
+            place, guard = first_allowed(ask.text, near, weighed.members)
+            return place, guard, [first_allowed(ask.text, [each], [0])[1] for each in near[:_EXPLAINED]]
+
+        place, guard, guards = await asyncio.to_thread(read)
+        neighbours = tuple(
+            ExplainedNeighbour(each.record.entry, each.similarity, refusing)
+            for each, refusing in zip(near[:_EXPLAINED], guards, strict=True)
+        )
+        if place is None:
+            return Explanation("", "", None, f"the guard {guard!r} refuses the nearest answer", neighbours)
+        serve, risk, reason = self._policy.assess(weighed, ask.max_risk)
+        return Explanation("semantic" if serve else "", near[place].record.entry, risk, reason, neighbours)
 
     async def answered(self, note: AnswerStored) -> None:
         """A fresh answer: compares it with what was or would have been served, and stores it."""

@@ -23,6 +23,7 @@ from cache.semantic.judge.llm_judge import open_llm_judge
 from cache.semantic.messages import (
     AnswerStored,
     EntryDeleted,
+    ExplainRequest,
     HitDiscarded,
     LookupHit,
     LookupRequest,
@@ -97,13 +98,15 @@ class Service:
     async def handle(self, message: Question | Note) -> Reply | None:
         """The reply to a question, None to a note. Raises CacheError if the cache fails."""
         if self._cache is None or self._describe is None:
-            if isinstance(message, LookupRequest | WrongAnswerReport | StatsRequest):
+            if isinstance(message, LookupRequest | ExplainRequest | WrongAnswerReport | StatsRequest):
                 return Refused("the semantic cache is not ready")
             self._notes.append(message)
             return None
         match message:
             case LookupRequest():
                 return await self._ask(self._cache, message)
+            case ExplainRequest():
+                return await self._cache.explain(message)
             case WrongAnswerReport():
                 return await self._cache.wrong(message)
             case StatsRequest():

@@ -1,8 +1,10 @@
 """The operations that look into the cache."""
 
 from gateway.api.openapi.keepgate_schemas import CacheStats
+from gateway.api.openapi.openai_schemas import ChatCompletionRequest
 from gateway.api.openapi.operation import JSON, Operation, Parameter
 from gateway.api.operator.entries import CacheEntry, EntryPage
+from gateway.api.operator.explanation import RequestExplanation
 from gateway.api.operator.statistics import Timeline
 from gateway.telemetry.statistics import WINDOWS
 
@@ -34,6 +36,20 @@ INSPECTION_OPERATIONS: dict[tuple[str, str], Operation] = {
         answer={JSON: Timeline},
         errors=(400, 401, 403, 503),
         operator=True,
+    ),
+    ("POST", "/v1/cache/explain"): Operation(
+        tag="Inspection",
+        summary="Why a request is a hit or a miss",
+        description="The body is that of the request in question, and headers that matter to it are this request's. "
+        "Nothing is sent upstream, counted or stored. A tenant without the admin key explains its own requests.",
+        query=(
+            Parameter("path", "The endpoint of the request; /v1/chat/completions by default."),
+            Parameter("namespace", "Of the tenant that would send it; not with `key`."),
+            Parameter("key", "The virtual key that would send it, by its id or name."),
+        ),
+        body={JSON: ChatCompletionRequest},
+        answer={JSON: RequestExplanation},
+        errors=(400, 401, 403, 404, 413, 503),
     ),
     ("GET", "/v1/cache/entries"): Operation(
         tag="Inspection",

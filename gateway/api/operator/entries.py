@@ -1,6 +1,7 @@
 """Looking at the entries of the cache, for the operator; at its own also for a tenant."""
 
 import time
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -120,20 +121,27 @@ async def _page(
         cursor = page.next
         searched += len(page.ids)
         entries = await cache.entries(page.ids)
-        ids = [entry.id for entry in entries]
-        hits, semantic = await cache.index.hits(ids), await cache.index.in_semantic(ids)
-        now = time.time()
-        for entry, served, is_semantic in zip(entries, hits, semantic, strict=True):
-            if _is_found(entry, is_semantic, search) and wanted.since <= entry.created <= wanted.until:
-                found.append(EntrySummary(**_fields(entry, now, served, is_semantic=is_semantic)))
+        for entry, summary in zip(entries, await summaries(cache, entries, time.time()), strict=True):
+            if _is_found(entry, summary, search) and wanted.since <= entry.created <= wanted.until:
+                found.append(summary)
         if cursor is None or len(found) >= limit or time.monotonic() > end:
             return found, searched, cursor
 
 
-def _is_found(entry: Entry, is_semantic: bool, search: _Search) -> bool:
+async def summaries(cache: ExactCache, entries: Sequence[Entry], now: float) -> list[EntrySummary]:
+    """Of entries, in their order. Raises StoreUnavailable."""
+    ids = [entry.id for entry in entries]
+    hits, semantic = await cache.index.hits(ids), await cache.index.in_semantic(ids)
+    return [
+        EntrySummary(**_fields(entry, now, served, is_semantic=is_semantic))
+        for entry, served, is_semantic in zip(entries, hits, semantic, strict=True)
+    ]
+
+
+def _is_found(entry: Entry, summary: EntrySummary, search: _Search) -> bool:
     return (
         search.model in ("", entry.model)
-        and (is_semantic or not search.is_semantic)
+        and ("semantic" in summary.layers or not search.is_semantic)
         and (not search.text or search.text in entry.body.decode(errors="replace").casefold())
     )
 

@@ -58,6 +58,18 @@ def test_a_caller_who_allows_no_risk_gets_nothing(policy: Policy) -> None:
     assert not any(policy.decide(policy.weigh(one(0.99)), max_risk=0.0).serve for _ in range(100))
 
 
+def test_an_assessment_foretells_and_changes_nothing(policy: Policy) -> None:
+    """What is served by chance aside, it says what `decide` does, and the sentence for it."""
+    before = policy.snapshot(), policy.figures()
+    near, far = (policy.assess(policy.weigh(one(similarity))) for similarity in (0.99, 0.55))
+    none = policy.assess(policy.weigh(one(0.99)), max_risk=0.0)
+    assert (policy.snapshot(), policy.figures()) == before
+    assert (near.serve, far.serve, none.serve) == (True, False, False)
+    assert all(each.reason for each in (near, far, none))
+    decision = policy.decide(policy.weigh(one(0.99)))
+    assert near.risk == decision.risk
+
+
 def test_weighing_names_neighbours_with_one_answer(policy: Policy) -> None:
     """The nearest of them is the entry that is spoken of."""
     neighbourhood = Neighbourhood(["a", "b", "c"], [0.95, 0.94, 0.93], ["7", "7", "2"])
