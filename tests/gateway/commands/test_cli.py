@@ -44,7 +44,7 @@ def test_help_of_serve_names_every_option_and_its_other_sources() -> None:
     text = keepgate("serve", "--help").stdout
     for words in ("--upstream URL", "mock:", "--port N", "(8080)", "--workers N", "--redis URL", "--config FILE"):
         assert words in text
-    for words in ("--model PATH_OR_ID", "--quantization FORM", "--kv-memory SIZE", "--max-batch N"):
+    for words in ("--model PATH_OR_ID", "--quantization {none,auto,int8,", "--kv-memory SIZE", "--max-batch N"):
         assert words in text
     assert "KEEPGATE_CACHE_TTL" in text
     assert "KEEPGATE_BACKEND_THREADS" in text

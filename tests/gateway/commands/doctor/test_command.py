@@ -96,8 +96,8 @@ def test_a_closed_pipe_ends_the_command_quietly() -> None:
     """`keepgate doctor | head -1` has no traceback."""
     reader, writer = os.pipe()
     os.close(reader)
-    command = [KEEPGATE, "doctor", "--upstream", "mock:", "--port", "0", "--redis", "none"]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=60)
+    words = ["doctor", "--upstream", "mock:", "--port", "0", "--redis", "none"]
+    done = subprocess.run([KEEPGATE, *words], stdout=writer, stderr=subprocess.PIPE, timeout=60)
     os.close(writer)
     assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
 
