@@ -17,7 +17,7 @@ CLIENTS := tests/clients/node_modules/.package-lock.json
 WITH_PATH := PATH="$(abspath $(BIN)):$$PATH"
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test soak chaos test-compose test-clients test-gpu lint format docs docs-serve bench bench-compare bench-semantic bench-gpu lock clean
+.PHONY: help install serve test soak chaos test-compose test-clients test-gpu sbom lint format docs docs-serve bench bench-compare bench-semantic bench-gpu lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ chaos: $(INSTALLED) ## fail upstreams, Redis, processes and the machine under lo
 
 test-compose: $(INSTALLED) ## build compose.yaml and try it on a real Docker engine
 	@exec $(BIN)/python -m pytest -s -m compose tests/compose $(ARGS)
+
+sbom: $(INSTALLED) ## write what is installed in .venv as build/sbom.cdx.json (CycloneDX); images have their own
+	@$(BIN)/python -m scripts.sbom build/sbom.cdx.json && echo build/sbom.cdx.json
 
 # Two environments and a folder of npm packages, 2 GB; the tests are collected where the variable names their folder.
 APPS := build/clients
