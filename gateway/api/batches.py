@@ -41,7 +41,7 @@ async def create_file(request: web.Request) -> web.Response:
     """POST /v1/files."""
     store = request.app[BATCHES]
     with reporting_full_disk():
-        async with _draft(store) as draft:
+        async with draft_in(store) as draft:
             form = await _read_form(request, draft, store.files.max_bytes)
             filename, purpose, lifetime = form.checked()
             record = await in_thread(draft.commit, _namespace(request), filename, purpose, lifetime)
@@ -160,7 +160,7 @@ class _Form:
 
 
 @contextlib.asynccontextmanager
-async def _draft(store: BatchStore) -> AsyncIterator[FileDraft]:
+async def draft_in(store: BatchStore) -> AsyncIterator[FileDraft]:
     """A file to be written, which is removed unless it is committed."""
     drafts = store.files.draft()
     try:

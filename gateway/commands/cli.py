@@ -29,6 +29,8 @@ examples:
   keepgate doctor                                  what would keep the gateway from running well here
   keepgate keys create alice --budget-per-month 20 a key for a client, where the setting keys.required is true
   keepgate costs --by team,model                   what answers cost and hits saved
+  keepgate cache stats                             hit rates, durations and savings
+  keepgate cache explain request.json              why this request is a hit or a miss
   keepgate backend --model ./Llama-3.2-1B          the decode engine alone
   keepgate plan ./Llama-3.2-1B --memory 24GB       what fits a device: weights, KV memory, batch
   keepgate quantize ./Llama-3.2-1B --method gptq --bits 4 --calibration text.txt --out ./Llama-3.2-1B-int4
@@ -102,6 +104,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from gateway.commands.costs import run as run_costs
 
         return run_costs(words[1:])
+    if words[:1] == ["cache"]:
+        from gateway.commands.cache import run as run_cache
+
+        return run_cache(words[1:])
     if words[:1] == ["route"]:
         from gateway.commands.route import main as run_route
 
@@ -184,6 +190,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     )
     keys = commands.add_parser("keys", help="virtual keys, teams and limits; see `keepgate keys --help`")
     costs = commands.add_parser("costs", help="what answers cost and hits saved; see `keepgate costs --help`")
+    cache = commands.add_parser(
+        "cache", help="what is in the cache, what it does, and why a request is a miss; see `keepgate cache --help`"
+    )
     completion = commands.add_parser(
         "completion", help="print a script for the completion of a shell; see `keepgate completion --help`"
     )
@@ -202,6 +211,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         "replay": replay,
         "keys": keys,
         "costs": costs,
+        "cache": cache,
         "route": route,
         "completion": completion,
         "simulate": simulation,

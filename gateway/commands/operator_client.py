@@ -10,7 +10,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from gateway.settings.fields import InvalidValue
 from gateway.settings.secret_files import read_secret
@@ -26,12 +26,17 @@ class OperatorError(Exception):
 
 
 class OperatorClient:
-    """Sends requests to the gateway at `url`, such as http://127.0.0.1:8080. `admin_key` "" sends none."""
+    """Sends requests to the gateway at `url`, such as http://127.0.0.1:8080, with the admin key or as the client whose
+    key `bearer` is; "" sends none.
+    """
 
-    def __init__(self, url: str, admin_key: str = "") -> None:
+    def __init__(self, url: str, admin_key: str = "", bearer: str = "") -> None:
         # A base URL as clients have it is accepted as well.
         self._url = url.rstrip("/").removesuffix("/v1")
         self._admin_key = admin_key
+        self._headers = {"x-keepgate-admin-key": admin_key} if admin_key else {}
+        if bearer:
+            self._headers["Authorization"] = f"Bearer {bearer}"
 
     def request(
         self,
@@ -41,11 +46,25 @@ class OperatorClient:
         body: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """The decoded answer to a request such as GET /v1/keys. Raises OperatorError."""
+        if body is None:
+            return self._send(method, path, params, None, {})
+        return self._send(method, path, params, json.dumps(body).encode(), {"Content-Type": "application/json"})
+
+    def send_lines(self, path: str, params: Mapping[str, str], lines: BinaryIO) -> dict[str, Any]:
+        """The decoded answer to a POST of JSON Lines, a file that is sent as it is read. Raises OperatorError."""
+        headers = {"Content-Type": "application/jsonl", "Content-Length": str(os.fstat(lines.fileno()).st_size)}
+        return self._send("POST", path, params, lines, headers)
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None,
+        data: bytes | BinaryIO | None,
+        headers: Mapping[str, str],
+    ) -> dict[str, Any]:
         query = f"?{urllib.parse.urlencode(params)}" if params else ""
-        headers = {"x-keepgate-admin-key": self._admin_key} if self._admin_key else {}
-        if body is not None:
-            headers["Content-Type"] = "application/json"
-        data = None if body is None else json.dumps(body).encode()
+        headers = {**self._headers, **headers}
         try:
             if urllib.parse.urlsplit(self._url).scheme not in ("http", "https"):
                 raise ValueError

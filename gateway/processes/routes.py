@@ -9,7 +9,7 @@ from gateway.api import anthropic, batches, generate, handlers, ollama, page, re
 from gateway.api.app_keys import SETTINGS
 from gateway.api.identification import identifying
 from gateway.api.openapi.document import openapi_handler
-from gateway.api.operator import costs, entries, explanation, keys, prefix_stores, purges, routing, statistics
+from gateway.api.operator import costs, entries, explanation, keys, prefix_stores, purges, routing, statistics, warming
 from gateway.errors import GatewayError
 from gateway.http.cors import answering_preflights, marking_answers
 from gateway.http.middleware import answering_errors, mark_started
@@ -75,6 +75,7 @@ def build_application(settings: Settings, callers: Callers, parts: Mapping[web.A
             web.get("/v1/cache/stats", statistics.get_stats),
             web.get("/v1/cache/timeline", statistics.get_timeline),
             web.post("/v1/cache/explain", explanation.explain),
+            web.post("/v1/cache/warm", warming.warm),
             web.get("/v1/cache/entries", entries.list_entries),
             web.get("/v1/cache/entries/{id}", entries.get_entry),
             web.delete("/v1/cache/entries/{id}", entries.delete_entry),

@@ -6,6 +6,7 @@ from gateway.api.openapi.operation import JSON, Operation, Parameter
 from gateway.api.operator.entries import CacheEntry, EntryPage
 from gateway.api.operator.explanation import RequestExplanation
 from gateway.api.operator.statistics import Timeline
+from gateway.batches.batch import ENDPOINTS, Batch
 from gateway.telemetry.statistics import WINDOWS
 
 _BY = Parameter("by", "Also for each of these.", {"enum": ["model", "key", "namespace"]})
@@ -50,6 +51,16 @@ INSPECTION_OPERATIONS: dict[tuple[str, str], Operation] = {
         body={JSON: ChatCompletionRequest},
         answer={JSON: RequestExplanation},
         errors=(400, 401, 403, 404, 413, 503),
+    ),
+    ("POST", "/v1/cache/warm"): Operation(
+        tag="Inspection",
+        summary="Compute answers before anybody asks",
+        description="The body is JSON Lines: requests, or lines of a batch. They are a batch of the caller's, which "
+        "has a low priority and goes on after a restart; what the cache has is not computed again.",
+        query=(Parameter("path", "The endpoint of all; /v1/chat/completions by default.", {"enum": list(ENDPOINTS)}),),
+        body={"application/jsonl": {"type": "string"}},
+        answer={JSON: Batch},
+        errors=(400, 401, 404, 408, 413, 507),
     ),
     ("GET", "/v1/cache/entries"): Operation(
         tag="Inspection",
