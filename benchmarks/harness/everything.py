@@ -33,11 +33,14 @@ _LIMITS = {
 
 
 @asynccontextmanager
-async def gateway_with_everything(*upstreams: str, on: frozenset[int], workers: int = 1) -> AsyncIterator[Server]:
+async def gateway_with_everything(
+    *upstreams: str, on: frozenset[int], workers: int = 1, redis: str = "embedded", **settings: str
+) -> AsyncIterator[Server]:
     """As `gateway`; the server has the key for its requests."""
     with tempfile.TemporaryDirectory(prefix="keepgate-bench-") as folder:
         traces = str(Path(folder, "traces.jsonl"))
-        async with gateway(*upstreams, on=on, workers=workers, traces_file=traces, **_SETTINGS) as started:
+        everything = {**_SETTINGS, "traces_file": traces, **settings}
+        async with gateway(*upstreams, on=on, workers=workers, redis=redis, **everything) as started:
             operator = replace(started, key=ADMIN_KEY)
             await _call(operator, "PUT", "/v1/teams/team", {"limits": _LIMITS})
             made = await _call(operator, "POST", "/v1/keys", {"name": "app", "team": "team", "limits": _LIMITS})

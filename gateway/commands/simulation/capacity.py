@@ -13,6 +13,8 @@ from gateway.commands.simulation.run import Result
 
 PLANNED = 0.6
 """The share of time in which nodes are planned to work."""
+_BLOCK_TEXT, _BLOCK_NUMBER = 1024, 8
+"""Bytes of a prompt's text that are a block of the routing history, and of the number that stands for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,8 @@ def utilisations(rate: float, workload: Workload, figures: Figures, fleet: Fleet
     work = work_of(workload, figures)
     shares = {"gateway": rate * work.gateway / (fleet.gateways * fleet.workers)}
     if fleet.redis:
-        shares["redis"] = rate * work.redis / fleet.redis
+        upkeep = fleet.gateways * fleet.workers * figures.redis_worker
+        shares["redis"] = (rate * work.redis + upkeep) / fleet.redis
     if workload.has_semantic:
         shares["semantic"] = rate * work.semantic / fleet.gateways
     prefill = rate * work.prefill / fleet.backends
@@ -116,7 +119,11 @@ class Need:
     backend_bits: float
     """The same between gateways and backends."""
     redis_bits: float
-    """The same between gateways and Redis."""
+    """The same between gateways and Redis, of answers."""
+    routing_bits: float
+    """Bits a second that workers read of what all have routed, from one node, where the strategy is prefix-aware."""
+    upkeep: float
+    """The share of its time that the one Redis node works which has the streams that all workers follow."""
 
 
 def needed(rate: float, workload: Workload, figures: Figures, planned: float = PLANNED) -> Need:
@@ -127,14 +134,18 @@ def needed(rate: float, workload: Workload, figures: Figures, planned: float = P
     answer = workload.answer_tokens * figures.chunk_bytes
     missed = workload.missed_answer_tokens * figures.chunk_bytes
     stored = workload.redis + workload.miss
+    cores = max(1, math.ceil(rate * work.gateway / planned))
+    upkeep = cores * figures.redis_worker
     return Need(
         rate=rate,
-        gateway_cores=max(1, math.ceil(rate * work.gateway / planned)),
-        redis=max(1, math.ceil(rate * work.redis / planned)),
+        gateway_cores=cores,
+        redis=max(1, math.ceil((rate * work.redis + upkeep) / planned)),
         semantic=math.ceil(rate * work.semantic / planned),
         backends=max(1, math.ceil(max(prefill, slots))) if workload.miss else 0,
         limited_by="prompts" if prefill >= slots else "slots",
         client_bits=8 * rate * (prompt + answer),
         backend_bits=8 * rate * workload.miss * (prompt + missed),
         redis_bits=8 * rate * stored * figures.entry_bytes,
+        routing_bits=8 * cores * rate * workload.miss * prompt / _BLOCK_TEXT * _BLOCK_NUMBER,
+        upkeep=upkeep,
     )

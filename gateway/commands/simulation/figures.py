@@ -36,6 +36,11 @@ class Figures:
     """The same for a hit that comes from there."""
     redis_miss: float = _figure(60e-6, "s", f"{_RESULTS}/redis_node.json: miss, everything on: CPU of Redis")
     """The same for a miss: its lookup, its limits, the write of its answer, totals."""
+    redis_worker: float = _figure(
+        400e-6, "s/s", f"{_RESULTS}/redis_node.json: worker at rest, everything on: CPU of Redis a second"
+    )
+    """What each worker takes of a node in each second without any request: it asks for purges and for what others have
+    routed, says that it lives, and adds up totals. The streams that it asks for are on one node."""
     semantic_lookup: float = _figure(
         4.48e-3,
         "s",

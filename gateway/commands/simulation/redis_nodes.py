@@ -54,6 +54,11 @@ class RedisNodes:
                 if len(entries) > self.capacity:
                     entries.popitem(last=False)
 
+    def keep_up(self) -> None:
+        """What one worker asks of the first node in a second, whatever its load."""
+        if not self.nodes[0].is_dead:
+            self.nodes[0].serve(self.figures.redis_worker)
+
     def note_memory_hit(self, identity: int) -> None:
         """In the background: its part of leases and totals."""
         if self.nodes and not (node := self.nodes[self._number(identity)]).is_dead:

@@ -86,13 +86,15 @@ def plan(needs: Sequence[Need]) -> list[str]:
         ("clients, Gbit/s", [_gigabits(need.client_bits) for need in needs]),
         ("backends, Gbit/s", [_gigabits(need.backend_bits) for need in needs]),
         ("Redis, Gbit/s", [_gigabits(need.redis_bits) for need in needs]),
+        ("one Redis node: upkeep", [f"{need.upkeep:.1%}" for need in needs]),
+        ("  routed, Gbit/s", [_gigabits(need.routing_bits) for need in needs]),
     ]
     if any(need.semantic for need in needs):
         rows.insert(3, ("semantic caches", [f"{need.semantic:,}" for need in needs]))
     return [
         f"What other rates of such requests need, where each node works {PLANNED:.0%} of the time:",
         "",
-        *(f"  {name:<18}" + "".join(f" {cell:>18}" for cell in cells) for name, cells in rows),
+        *(f"  {name:<22}" + "".join(f" {cell:>18}" for cell in cells) for name, cells in rows),
     ]
 
 

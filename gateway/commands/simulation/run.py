@@ -186,6 +186,7 @@ class _Simulation:
         self._clock.at(death.time, lambda: self._die(death))
 
     def run(self, requests: Sequence[Request]) -> Result:
+        self._upkeep(0.0, requests[-1].time)
         outcomes: list[Outcome] = []
         for request in requests:
             self._clock.run_until(request.time)
@@ -198,6 +199,15 @@ class _Simulation:
                 outcome.failed = "no gateway is left"
         self._clock.run()
         return self._result(requests, outcomes)
+
+    def _upkeep(self, time: float, end: float) -> None:
+        """Let each worker take its time of the first Redis node, once a second until then."""
+        if not self._redis.nodes or time > end:
+            return
+        alive = sum(not worker.cpu.is_dead for worker in self._workers)
+        for number in range(alive):
+            self._clock.at(time + number / alive, self._redis.keep_up)
+        self._clock.at(time + 1.0, lambda: self._upkeep(time + 1.0, end))
 
     def _die(self, death: Death) -> None:
         now = self._clock.now
