@@ -1,11 +1,11 @@
 """The command `keepgate`."""
 
+import ast
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -83,14 +83,18 @@ def test_the_version_is_one_line() -> None:
     assert (done.returncode, done.stdout.split()[0]) == (0, "keepgate")
 
 
-def test_help_takes_less_than_300_milliseconds() -> None:
-    """The fastest of several runs of the help takes less than 0.3 s."""
-    durations = []
-    for _ in range(5):
-        start = time.perf_counter()
-        keepgate("--help")
-        durations.append(time.perf_counter() - start)
-    assert min(durations) < 0.3
+def test_the_help_loads_nothing_that_takes_time() -> None:
+    """Only Python's own modules and the command's: what a server needs takes a second to import."""
+    script = (
+        "import sys, sysconfig\nfrom gateway.commands.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "site = sysconfig.get_path('purelib')\n"
+        "print([name for name, module in sys.modules.items()"
+        " if (getattr(module, '__file__', None) or '').startswith(site) and '.' not in name])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    loaded = set(ast.literal_eval(done.stdout.splitlines()[-1]))
+    assert not loaded & {"aiohttp", "msgspec", "redis", "uvloop", "yarl", "torch", "numpy"}, loaded
 
 
 def test_help_imports_nothing_heavy() -> None:
