@@ -1,0 +1,47 @@
+"""The whole stack, built once for all tests that are marked `compose`."""
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.compose import base_images, build_context
+from tests.compose.engine import engine
+from tests.compose.stack import Stack
+
+IMAGES = ("prepare", "backend", "gateway", "gateway-semantic")
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Everything built from this checkout and running; nothing of it is left afterwards, also when it is stopped."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    folder = build_context.prepare(tmp_path_factory.mktemp("context"))
+    with engine() as docker:
+        base_images.provide(docker)
+        stack = Stack(docker, folder, f"keepgate-test-{os.getpid()}")
+        try:
+            print("Building the images ...", flush=True)
+            began = time.monotonic()
+            stack.compose("build", *IMAGES)
+            print(f"Built in {time.monotonic() - began:.0f} s. Starting the services ...", flush=True)
+            began = time.monotonic()
+            stack.up("gateway")
+            question = {"model": stack.model(), "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
+            assert stack.post(question).status == 200
+            stack.first_answer_after = time.monotonic() - began
+            print(f"First answer after {stack.first_answer_after:.0f} s.", flush=True)
+            yield stack
+        finally:
+            stack.compose("down", "--volumes", "--rmi", "local", "--remove-orphans")
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def stack(built: Stack) -> Stack:
+    """The same with all services well, whatever a test before has done to them."""
+    built.up()
+    return built
