@@ -95,7 +95,8 @@ def _figures_of(answer: Mapping[str, Any]) -> list[str]:
     ]
     entries = sum(each["entries"] for each in answer["ages"])
     cells = [["", *_WINDOWS], *([name, *map(shown, columns)] for name, shown in rows)]
-    return [*_aligned(cells, left=1), "", f"{entries:,} entries; {_ages(answer['ages'])}"]
+    noun = "entry" if entries == 1 else "entries"
+    return [*_aligned(cells, left=1), "", f"{entries:,} {noun}; {_ages(answer['ages'])}"]
 
 
 def _ages(classes: Sequence[Mapping[str, Any]]) -> str:
