@@ -17,7 +17,7 @@ CLIENTS := tests/clients/node_modules/.package-lock.json
 WITH_PATH := PATH="$(abspath $(BIN)):$$PATH"
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test soak chaos test-compose test-clients test-gpu sbom lint format docs docs-serve bench bench-compare bench-semantic bench-gpu lock clean
+.PHONY: help install serve test soak chaos test-compose test-clients test-gpu sbom lint format docs docs-serve bench bench-compare bench-semantic bench-gpu lock wheel clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -99,6 +99,12 @@ bench-gpu: ## measure the engine on one GPU against transformers, in under ten m
 
 lock: ## choose the newest versions again and pin them in constraints.txt
 	@$(PYTHON) -m scripts.lock
+
+wheel: $(INSTALLED) ## build the package into dist/
+	@rm -rf build/lib build/bdist.* *.egg-info # their old files would be packed again
+	@$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation --no-index -w dist .
+	@rm -rf build/lib build/bdist.* *.egg-info
+	@ls dist/*.whl
 
 clean: ## remove the environment and everything that was built
 	rm -rf $(VENV) build dist *.egg-info tests/clients/node_modules
