@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tests.deploy.kustomization import KUBERNETES, Manifest, Refused, Rendering
+from tests.deploy.network import Pod, allows
 
 _OLDEST, _NEWEST = "1.30", "1.37"
 """Versions of Kubernetes, as deploy/kubernetes/README.md names them."""
@@ -33,6 +34,7 @@ class _Endpoint(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
 
 
 class _MonitorSpec(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
+    job_label: str
     selector: _Selector
     endpoints: list[_Endpoint]
 
@@ -226,16 +228,22 @@ def test_a_gpu_is_requested_where_an_overlay_is_for_one() -> None:
 
 
 def test_prometheus_finds_the_metrics() -> None:
-    """The ServiceMonitor has fields of its kind alone, selects the gateway's Service, and names a port of it."""
-    for name in ("external", "gpu", "vllm"):
+    """The ServiceMonitor has fields of its kind alone, and selects the gateway and engines, which it may reach."""
+    prometheus = Pod({"app.kubernetes.io/name": "prometheus"}, "monitoring")
+    for name, components in (("external", {"gateway"}), ("gpu", {"gateway", "engine"}), ("vllm", {"gateway", "vllm"})):
         rendering = Rendering(KUBERNETES / "overlays" / name)
         (manifest,) = rendering.of("ServiceMonitor")
         monitor = msgspec.convert(manifest, ServiceMonitor)
         assert monitor.api_version == "monitoring.coreos.com/v1"
-        (service,) = (
-            service
-            for service in rendering.of("Service")
-            if monitor.spec.selector.match_labels.items() <= service["metadata"]["labels"].items()
-        )
-        ports = {port["name"] for port in service["spec"]["ports"]}
-        assert [(endpoint.path, endpoint.port in ports) for endpoint in monitor.spec.endpoints] == [("/metrics", True)]
+        (endpoint,) = monitor.spec.endpoints
+        assert endpoint.path == "/metrics"
+        found = set()
+        for service in rendering.of("Service"):
+            ports = {port["name"]: port["port"] for port in service["spec"]["ports"]}
+            labels = service["metadata"]["labels"]
+            if monitor.spec.selector.match_labels.items() <= labels.items() and endpoint.port in ports:
+                (workload,) = selected(rendering, service["spec"]["selector"])
+                pod = Pod(workload["spec"]["template"]["metadata"]["labels"])
+                assert allows(rendering.of("NetworkPolicy"), prometheus, pod, ports[endpoint.port])
+                found.add(labels[monitor.spec.job_label])
+        assert found == components
