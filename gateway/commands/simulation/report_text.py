@@ -34,17 +34,27 @@ def report(
 ) -> list[str]:
     """What the simulation has found. `computed` are the utilisations of the capacity model."""
     lines = [
-        f"{trace.style} trace: {trace.count:,} requests. {traffic.copies} such streams, {traffic.rate:g} times as fast"
-        f" as recorded; {traffic.repeats:.0%} of requests ask again what was asked before.",
+        f"{trace.style} trace of {trace.count:,} requests; copies side by side: {traffic.copies}, times as fast:"
+        f" {traffic.rate:g}, asked again: {traffic.repeats:.0%}",
         f"Measured over {result.requests:,} requests, {result.rate:,.4g} a second.",
         *(f"{death.kind} {death.number} dies after {death.time:g} s." for death in deaths),
         "",
         "answered by",
         *(f"  {name:<26} {result.layers[layer]:>8.2%}" for layer, name in _LAYERS.items() if result.layers[layer]),
-        *(f"  failed: {why:<18} {count:>8,}" for why, count in result.failed.items()),
     ]
+    if result.failed:
+        lines += ["failed", *(f"  {why:<46} {count:>6,}" for why, count in result.failed.items())]
     if result.retried:
-        lines.append(f"  asked again elsewhere      {result.retried:>8,}")
+        lines.append(f"asked again of another backend                   {result.retried:>6,}")
+    if len(result.phases) > 1:
+        lines += ["", f"{'seconds':<20} {'requests':>9} {'hits':>8} {'failed':>7} {'first byte p50':>15} {'p99':>11}"]
+        for phase in result.phases:
+            median, slow = phase.first_byte
+            lines.append(
+                f"  {f'{phase.start:,.0f} to {phase.end:,.0f}':<18} {phase.requests:>9,} {phase.hits:>8.2%}"
+                f" {phase.failed:>7,} {_time(median):>15} {_time(slow):>11}"
+            )
+        lines.append("")
     if result.block_hits:
         lines.append(f"blocks of prompts that backends held: {result.block_hits:.2%}")
     lines += ["", f"{'':<26} {'nodes':>6} {'work':>8} {'busiest':>8} {'computed':>9} {'wait p50':>11} {'p99':>11}"]

@@ -1,5 +1,6 @@
 """The simulation: a fleet, the requests of a trace, and nodes that die meanwhile."""
 
+import itertools
 import math
 import random
 from collections import Counter
@@ -18,6 +19,7 @@ from gateway.routing.strategy import Strategy
 
 Kind = Literal["gateway", "redis", "backend", "semantic"]
 Mortal = Literal["gateway", "redis", "backend"]
+_FROM_A_CACHE = ("memory", "redis", "semantic")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,20 @@ class Load:
     """Seconds that jobs have waited, on average."""
     waits: tuple[float, float]
     """The same: median, and 99th percentile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """The time until the next node dies."""
+
+    start: float
+    end: float
+    requests: int
+    hits: float
+    """The share that came from memory, Redis or the semantic cache."""
+    failed: int
+    first_byte: tuple[float, float]
+    """Seconds: median, and 99th percentile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +92,8 @@ class Result:
     """The same over misses."""
     slots_used: float
     """The mean share of the backends' slots with an answer."""
+    phases: tuple[Phase, ...]
+    """The window, divided where nodes die."""
 
     @property
     def bottleneck(self) -> Kind:
@@ -178,11 +196,13 @@ class _Simulation:
             for number in range(fleet.gateways * fleet.workers)
         ]
         self._reachable = list(self._workers)
+        self._deaths: list[float] = []
 
     def plan(self, death: Death) -> None:
         count = {"gateway": self._fleet.gateways, "redis": self._fleet.redis, "backend": self._fleet.backends}
         if death.number >= count[death.kind]:
             raise ValueError(f"there is no {death.kind} {death.number}: there are {count[death.kind]}, from 0 on")
+        self._deaths.append(death.time)
         self._clock.at(death.time, lambda: self._die(death))
 
     def run(self, requests: Sequence[Request]) -> Result:
@@ -246,7 +266,7 @@ class _Simulation:
             loads["semantic"] = _load(self._semantic)
         loads["backend"] = _backend_load(self._backends)
         blocks = sum(backend.blocks for backend in self._backends)
-        hits = [outcome.total for outcome in answered if outcome.layer in ("memory", "redis", "semantic")]
+        hits = [outcome.total for outcome in answered if outcome.layer in _FROM_A_CACHE]
         return Result(
             requests=len(measured),
             rate=len(measured) / (window.end - window.start),
@@ -263,6 +283,16 @@ class _Simulation:
             answer_tokens=_mean([request.output_length for request, _ in measured]),
             missed_answer_tokens=_mean([request.output_length for request in misses]),
             slots_used=_mean([backend.slots_used for backend in self._backends]),
+            phases=self._phases(outcomes),
+        )
+
+    def _phases(self, outcomes: Sequence[Outcome]) -> tuple[Phase, ...]:
+        window = self._window
+        # The last request comes at the very end of the window.
+        deaths = sorted({time for time in self._deaths if window.start < time < window.end})
+        return tuple(
+            _phase(start, end, [outcome for outcome in outcomes if start <= outcome.time < end])
+            for start, end in itertools.pairwise([window.start, *deaths, math.nextafter(window.end, math.inf)])
         )
 
 
@@ -276,6 +306,18 @@ def percentiles(values: Sequence[float]) -> tuple[float, float]:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
+
+
+def _phase(start: float, end: float, outcomes: Sequence[Outcome]) -> Phase:
+    hits = sum(outcome.layer in _FROM_A_CACHE for outcome in outcomes)
+    return Phase(
+        start=start,
+        end=end,
+        requests=len(outcomes),
+        hits=hits / len(outcomes) if outcomes else 0.0,
+        failed=sum(bool(outcome.failed) for outcome in outcomes),
+        first_byte=percentiles([outcome.first_byte for outcome in outcomes if not outcome.failed]),
+    )
 
 
 def _load(servers: Sequence[Server]) -> Load:

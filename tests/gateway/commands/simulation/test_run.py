@@ -126,6 +126,9 @@ def test_a_redis_node_that_dies_costs_its_answers_and_one_deadline() -> None:
     lost = round(80 * (0.5 - result.layers["redis"]))
     assert lost == pytest.approx(10, abs=5)
     assert result.failed == {}
+    before, after = result.phases
+    assert after.hits == pytest.approx(1 - lost / 40)
+    assert (before.hits, before.start, before.end, after.requests) == (0.0, 0.0, 90.0, 40)
     waited = result.total[1] - alive.total[1]
     assert waited == pytest.approx(figures.redis_deadline, rel=0.1)
 
