@@ -12,14 +12,16 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backend.commands.command_line import Parser
+from backend.commands.command_line import Parser, exit_on_broken_pipe
 from backend.commands.serve import add_arguments
 from backend.errors import BackendError, ModelError
 from backend.model_loader.source import BUNDLED_MODEL, BUNDLED_NAME, MODEL_FILES, bundled_file, hub_directory
 from backend.models.config import ModelConfig
+from backend.models.json_file import read_json_object
 from backend.models.sizes import Precision, count_parameters, kv_bytes_per_token, weight_bytes
 from backend.quantized_weights.names import Quantization
 
@@ -81,34 +83,42 @@ def _say(check: str, status: str, summary: str, advice: str = "") -> None:
     print(json.dumps({"check": check, "status": status, "summary": summary, "advice": advice}), flush=True)
 
 
+@dataclass(frozen=True)
+class _Model:
+    """The shape of a model, and the bytes of its weights where its files have them in fewer bits than 16."""
+
+    config: ModelConfig
+    quantised_bytes: int | None = None
+
+
 def _look(arguments: argparse.Namespace, say: Say) -> None:
-    config: ModelConfig | None = None
+    model: _Model | None = None
     try:
-        config = _check_model(arguments, say)
+        model = _check_model(arguments, say)
     except (ModelError, OSError) as error:
-        advice = "correct --model: 'default', a folder with config.json and safetensors, a .gguf file, or a hub id"
-        say("model", "problem", str(error), advice)
-    if config is not None:
-        _check_memory(arguments, config, say)
+        advice = "put its files right, or name another with --model: a folder in Hugging Face's layout, a .gguf file,"
+        say("model", "problem", str(error), f"{advice} a hub id, or 'default'")
+    if model is not None:
+        _check_memory(arguments, model, say)
     _check_device(arguments, say)
-    _check_kernels(arguments, config, say)
+    _check_kernels(arguments, None if model is None else model.config, say)
 
 
-def _check_model(arguments: argparse.Namespace, say: Say) -> ModelConfig | None:
+def _check_model(arguments: argparse.Namespace, say: Say) -> _Model | None:
     """Reads all of a model's files but its weights; None where its shape is not known. Raises ModelError."""
     name: str = arguments.model
     path = Path(name).expanduser()
     if name == BUNDLED_MODEL:
         file = bundled_file()
         config = _gguf_config(file)
-        say("model", "ok", f"{BUNDLED_NAME}, which comes with Keepgate: {_size_of([file])}", "")
-        return config
+        say("model", "ok", f"{BUNDLED_NAME}, which comes with Keepgate: {_shown(_size_of([file]))}", "")
+        return _Model(config)
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ModelError(f"{path}: no such file")
-        config = _gguf_config(path)
-        say("model", "ok", f"{path}: {config.model_type}, {_size_of([path])}; converted once, at its first start", "")
-        return config
+        config, size = _gguf_config(path), _size_of([path])
+        say("model", "ok", f"{path}: {config.model_type}, {_shown(size)}; converted once, at its first start", "")
+        return _Model(config, size)
     if path.is_dir():
         return _directory(path, say)
     if path.exists() or name.count("/") != 1 or name.startswith((".", "/", "~")):
@@ -126,8 +136,9 @@ def _check_model(arguments: argparse.Namespace, say: Say) -> ModelConfig | None:
     return _directory(folder, say)
 
 
-def _directory(folder: Path, say: Say) -> ModelConfig:
+def _directory(folder: Path, say: Say) -> _Model:
     from backend.chat.tokenizer import ModelTokenizer
+    from backend.checkpoints.quantized.registry import quantization_config
     from backend.checkpoints.tensor_store import TensorStore, model_files
     from backend.model_loader.weights import read_config
 
@@ -136,14 +147,18 @@ def _directory(folder: Path, say: Say) -> ModelConfig:
     config = read_config(folder)
     count = len(list(TensorStore(folder).names()))
     tokenizer = ModelTokenizer.load(folder, config)
-    files = model_files(folder)
+    size = _size_of(model_files(folder))
     chats = "" if tokenizer.chat_template is not None else "; no chat template: completions only"
-    say("model", "ok", f"{folder}: {config.model_type}, {count} tensors, {_size_of(files)}{chats}", "")
-    return config
+    say("model", "ok", f"{folder}: {config.model_type}, {count} tensors, {_shown(size)}{chats}", "")
+    is_quantised = quantization_config(read_json_object(folder / "config.json")) is not None
+    return _Model(config, size if is_quantised else None)
 
 
-def _size_of(files: Sequence[Path]) -> str:
-    size = sum(file.stat().st_size for file in files)
+def _size_of(files: Sequence[Path]) -> int:
+    return sum(file.stat().st_size for file in files)
+
+
+def _shown(size: int) -> str:
     return f"{size / _GIB:.2f} GiB" if size >= _GIB else f"{size / 2**20:.0f} MiB"
 
 
@@ -157,9 +172,10 @@ def _gguf_config(file: Path) -> ModelConfig:
     return read_hf_config(hf_config(GgufMetadata(header.fields, names, str(file)), None), str(file))
 
 
-def _check_memory(arguments: argparse.Namespace, config: ModelConfig, say: Say) -> None:
+def _check_memory(arguments: argparse.Namespace, model: _Model, say: Say) -> None:
     """Weights and KV memory against the memory of the machine or of the CUDA device."""
-    weights = weight_bytes(count_parameters(config), _precision(arguments, config))
+    config = model.config
+    weights = model.quantised_bytes or weight_bytes(count_parameters(config), _precision(arguments, config))
     device, there = _memory_of_device(arguments)
     kv = arguments.kv_memory or (_CPU_KV_BYTES if device == "this machine" else 0)
     needed = weights + kv
@@ -323,4 +339,5 @@ def _instructions(lanes: int) -> str:
 
 
 if __name__ == "__main__":
+    exit_on_broken_pipe()
     sys.exit(run(sys.argv[1:]))
