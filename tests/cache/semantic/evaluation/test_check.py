@@ -1,0 +1,64 @@
+"""The semantic cache's part of `keepgate doctor`: what would compute the vectors here."""
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cache.semantic.embedding.encoder import Encoder
+from cache.semantic.embedding.errors import NativeUnavailable
+from cache.semantic.embedding.model_files import models_folder
+from cache.semantic.evaluation import check
+
+
+@pytest.fixture(autouse=True)
+def log_as_before() -> Iterator[None]:
+    """The check listens to a logger of its own process."""
+    log = logging.getLogger("cache.semantic.embedding")
+    before = log.level, log.propagate, list(log.handlers)
+    yield
+    log.level, log.propagate, log.handlers = before
+
+
+def found(capsys: pytest.CaptureFixture[str], model: str, folder: Path) -> list[dict[str, str]]:
+    assert check.main([model, str(folder)]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_an_exported_model_is_loaded_and_timed(minilm: Encoder, capsys: pytest.CaptureFixture[str]) -> None:
+    """As the service does it, with the comparison of its vectors with the reference's."""
+    (only,) = found(capsys, "default", models_folder())
+    assert f"{minilm.name}, {minilm.dimensions} dimensions: " in only["summary"]
+    assert "ms for a short question" in only["summary"]
+    assert (only["status"], "kernels, whose vectors are those" in only["summary"]) in [("ok", True), ("warning", False)]
+
+
+def test_a_slower_runtime_is_a_warning_with_its_reason(
+    minilm: Encoder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the compiled encoder is passed over, ONNX Runtime computes, and the reason is told."""
+
+    def unavailable(cache: Path) -> None:
+        raise NativeUnavailable("no C++ compiler (g++, or what CXX names) on PATH")
+
+    monkeypatch.setattr("cache.semantic.embedding.native_encoder.native_library", unavailable)
+    (only,) = found(capsys, "default", models_folder())
+    assert only["status"] == "warning"
+    assert "ONNX Runtime" in only["summary"]
+    assert "g++" in only["advice"]
+
+
+def test_a_model_that_is_not_there_is_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the message of a start, which names the setting."""
+    (only,) = found(capsys, str(tmp_path / "none"), tmp_path)
+    assert (only["status"], only["summary"].startswith("semantic.model: ")) == ("problem", True)
+
+
+def test_nothing_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model without an export is looked for, and its kernels are built."""
+    there, kernels = found(capsys, "default", tmp_path)
+    assert (there["status"], "is exported at the first start" in there["summary"]) == ("ok", True)
+    assert kernels["status"] in ("ok", "warning")
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".so"] == []
