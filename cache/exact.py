@@ -99,16 +99,13 @@ class ExactCache:
             await self.memory.put(entry, self._keep_for(entry))
         return self._hit(entry, "redis")
 
-    async def store(self, entry: Entry, question: bytes = b"") -> None:
-        """Keep the entry in every tier; `question` is that of its fingerprint.
-
-        Raises StoreUnavailable when Redis takes none; memory has it all the same.
-        """
+    async def store(self, entry: Entry) -> None:
+        """Keep the entry in every tier. Raises StoreUnavailable when Redis takes none; memory has it all the same."""
         if not self.counts(entry):
             return
         keep_for = self._keep_for(entry)
         await self.memory.put(entry, keep_for)
-        self.index.stored(entry, question)
+        self.index.stored(entry)
         if self.redis is not None:
             await self.redis.put(entry, keep_for)
 

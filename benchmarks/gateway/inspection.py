@@ -117,11 +117,10 @@ def _letters(number: int) -> str:
     return "".join(chr(97 + int(digit)) for digit in str(number))
 
 
-def _entry(number: int, age: float, now: float) -> tuple[Entry, bytes]:
+def _entry(number: int, age: float, now: float) -> Entry:
     body = _body(number, number % _NAMESPACES)
     key = request_key(f"tenant{number % _NAMESPACES}", "chat.completions", body)
-    asked = fingerprint(body)
-    entry = Entry(
+    return Entry(
         id=key.id,
         proof=key.proof,
         family="chat.completions",
@@ -134,9 +133,8 @@ def _entry(number: int, age: float, now: float) -> tuple[Entry, bytes]:
         prompt_tokens=20,
         completion_tokens=60,
         seconds=1.0,
-        asked=encode_fingerprint(asked),
+        asked=encode_fingerprint(fingerprint(body)),
     )
-    return entry, asked.question
 
 
 async def _fill(raw: redis.asyncio.Redis, entries: int) -> None:
@@ -144,7 +142,7 @@ async def _fill(raw: redis.asyncio.Redis, entries: int) -> None:
     for start in range(0, entries, _AT_ONCE):
         pipeline = raw.pipeline(transaction=False)
         for number in range(start, min(start + _AT_ONCE, entries)):
-            entry, _ = _entry(number, number * _SPREAD / entries, now)
+            entry = _entry(number, number * _SPREAD / entries, now)
             pipeline.set(f"keepgate:entry:{entry.id}", encode_entry(entry), ex=_LIFETIME)
         await pipeline.execute()
 
@@ -155,8 +153,8 @@ async def _index(url: str, entries: int) -> None:
         index = RedisIndex(store)
         for start in range(0, entries, _AT_ONCE):
             for number in range(start, min(start + _AT_ONCE, entries)):
-                entry, question = _entry(number, number * _SPREAD / entries, now)
-                index.stored(entry, question)
+                entry = _entry(number, number * _SPREAD / entries, now)
+                index.stored(entry)
                 if number < _HOT:
                     index.hit(entry.id)
             await index.flush()

@@ -82,9 +82,14 @@ def request_key(namespace: str, family: str, body: Mapping[str, Any]) -> Key:
     unknown, except TRANSPORT_FIELDS, LABELS, `priority` (see priority_of) and markers for prompt caching. Raises
     RecursionError for a body nested deeper than the interpreter can walk, ValueError for a namespace with a dot.
     """
+    return canonical_key(namespace, family, canonical_body(body))
+
+
+def canonical_key(namespace: str, family: str, body: Mapping[str, Any]) -> Key:
+    """The key of a request whose body is canonical. Raises what `request_key` does."""
     if "." in namespace:
         raise ValueError(f"namespace {namespace!r}: a dot ends a namespace, so none can stand in it")
-    canonical = _encoder.encode((family, canonical_body(body)))
+    canonical = _encoder.encode((family, body))
     digest = xxhash.xxh3_128_hexdigest(canonical)
     return Key(f"{namespace}.{digest}", hashlib.blake2b(canonical, digest_size=16).digest())
 

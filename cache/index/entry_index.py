@@ -45,8 +45,8 @@ class Page(NamedTuple):
 class EntryIndex(Protocol):
     """All raise StoreUnavailable, but for `stored` and `hit`, which wait for nothing."""
 
-    def stored(self, entry: Entry, question: bytes) -> None:
-        """An entry was stored; `question` is that of its fingerprint, b"" for none."""
+    def stored(self, entry: Entry) -> None:
+        """An entry was stored."""
 
     def hit(self, entry_id: str) -> None:
         """An entry was served."""

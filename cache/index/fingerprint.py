@@ -12,8 +12,6 @@ from typing import Any, Literal
 import msgspec
 import xxhash
 
-from cache.entries.key import canonical_body
-
 # What names an option, not a person or a matter: texts of these fields are kept as they are.
 _NAMED = frozenset(
     {
@@ -66,28 +64,27 @@ class Difference(msgspec.Struct, frozen=True, omit_defaults=True):
     there: Scalar | None = None
 
 
-def fingerprint(body: Mapping[str, Any]) -> Fingerprint:
-    """Of a decoded JSON request. Raises RecursionError as `request_key` does."""
-    canonical = canonical_body(body)
-    messages = canonical.get("messages")
+def fingerprint(canonical: Mapping[str, Any]) -> Fingerprint:
+    """Of a request with this canonical body. Raises RecursionError as `request_key` does."""
+    fields, messages = dict(canonical), canonical.get("messages")
     if isinstance(messages, list) and messages:
-        del canonical["messages"]
+        del fields["messages"]
     else:
         messages = []
-    question = _last_text(messages) or _plain_text(canonical)
+    question = _last_text(messages) or _plain_text(fields)
     values: dict[str, Scalar] = {}
     digests: dict[str, bytes] = {}
-    names = sorted(name for name in canonical if len(name) <= _MAX_NAME)[:_MAX_FIELDS]
-    if len(names) < len(canonical):
-        canonical[_REST] = {name: value for name, value in canonical.items() if name not in names}
+    names = sorted(name for name in fields if len(name) <= _MAX_NAME)[:_MAX_FIELDS]
+    if len(names) < len(fields):
+        fields[_REST] = {name: value for name, value in fields.items() if name not in names}
         names.append(_REST)
     if len(messages) > _MAX_MESSAGES:
-        messages[_MAX_MESSAGES:] = [messages[_MAX_MESSAGES:]]
+        messages = [*messages[:_MAX_MESSAGES], messages[_MAX_MESSAGES:]]
     for name in names:
-        if (scalar := _scalar(name, canonical[name])) is not None:
+        if (scalar := _scalar(name, fields[name])) is not None:
             values[name] = scalar
         else:
-            digests[name] = _digest(canonical[name])
+            digests[name] = _digest(fields[name])
     return Fingerprint(
         values,
         digests,

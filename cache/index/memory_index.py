@@ -24,7 +24,7 @@ class MemoryIndex:
         self._memory = memory
         self._hits: dict[str, int] = {}
 
-    def stored(self, entry: Entry, question: bytes) -> None:
+    def stored(self, entry: Entry) -> None:
         if len(self._hits) > 2 * len(self._memory) + _SPARE_HITS:
             self._hits = {entry_id: hits for entry_id, hits in self._hits.items() if self._memory.peek(entry_id)}
 

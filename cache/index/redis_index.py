@@ -21,6 +21,7 @@ from cache.entries.generations import Scope
 from cache.entries.key import namespace_of
 from cache.errors import StoreUnavailable
 from cache.index.entry_index import EntryFilter, InvalidCursor, Page
+from cache.index.fingerprint import decode_fingerprint
 from cache.stores.redis_connections import Command
 from cache.stores.redis_store import RedisStore
 
@@ -46,7 +47,7 @@ _SEMANTIC = "keepgate:semantic:records"  # see cache/semantic/service/log.py
 class _Stored(NamedTuple):
     model: str
     created: float
-    question: bytes
+    asked: bytes
 
 
 class RedisIndex:
@@ -59,8 +60,8 @@ class RedisIndex:
         self._me = secrets.token_hex(8)
         self._flushing = asyncio.Lock()
 
-    def stored(self, entry: Entry, question: bytes) -> None:
-        self._stored[entry.id] = _Stored(entry.model, entry.created, question)
+    def stored(self, entry: Entry) -> None:
+        self._stored[entry.id] = _Stored(entry.model, entry.created, entry.asked)
         if len(self._stored) > _MAX_WAITING:
             self._stored.popitem(last=False)
 
@@ -315,14 +316,15 @@ def _additions(stored: Mapping[str, _Stored]) -> list[Command]:
     sets: dict[str, list[Any]] = {}
     models: set[str] = set()
     namespaces: set[str] = set()
-    for entry_id, (model, created, question) in stored.items():
+    for entry_id, (model, created, asked) in stored.items():
         namespace, _, rest = entry_id.partition(".")
         models.add(model)
         namespaces.add(namespace)
         sets.setdefault(_of_model(model), []).extend((repr(created), entry_id))
         sets.setdefault(_of_namespace(namespace), []).extend((repr(created), entry_id))
-        if question:
-            sets.setdefault(_like(namespace), []).extend((0, f"{question.hex()}.{rest}"))
+        known = decode_fingerprint(asked)
+        if known is not None and known.question:
+            sets.setdefault(_like(namespace), []).extend((0, f"{known.question.hex()}.{rest}"))
     commands: list[Command] = [("SADD", _MODELS, *models), ("SADD", _NAMESPACES, *namespaces)]
     for name, pairs in sets.items():
         commands += [("ZADD", name, *batch) for batch in _batches(pairs, 2 * _MEMBERS_PER_COMMAND)]

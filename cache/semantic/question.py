@@ -1,12 +1,9 @@
 """What of a request may be fuzzy: the text of its last turn. Everything else is its context, and that is exact."""
 
 import hashlib
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
-
-from cache.entries.key import canonical_body
 
 # MessagePack extension type that stands where the text was; JSON text can never produce one.
 _BLANK = msgspec.msgpack.Ext(2, b"")
@@ -25,15 +22,15 @@ class Question(NamedTuple):
     text: str
 
 
-def question_of(namespace: str, family: str, body: Mapping[str, Any]) -> Question | None:
-    """The question of a decoded JSON request; None where its last turn is not the plain text of one user.
+def question_of(namespace: str, family: str, canonical: dict[str, Any]) -> Question | None:
+    """The question of a request; None where its last turn is not the plain text of one user.
 
     Such are images and other parts, the result of a tool, a prefilled answer, and every prompt that is no chat.
-    `family` is as in `request_key`. Raises RecursionError as it does.
+    `family` is as in `request_key`, `canonical` the canonical body, from which the text is taken out. Raises
+    RecursionError as `request_key` does.
     """
     if family.partition("?")[0] == "completions":
         return None  # its prompt is text to be continued, where every sign counts
-    canonical = canonical_body(body)
     text = _take_last_message(canonical)
     if text is None:
         return None

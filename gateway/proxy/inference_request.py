@@ -13,7 +13,8 @@ import msgspec
 from multidict import CIMultiDictProxy
 
 from cache.entries.entry import Family
-from cache.entries.key import Key, priority_of, request_key
+from cache.entries.key import Key, canonical_body, canonical_key, priority_of
+from cache.index.fingerprint import encode_fingerprint, fingerprint
 from cache.semantic.messages import MAX_MODEL, MAX_TEXT
 from cache.semantic.question import Question, question_of
 from gateway.errors import InvalidRequest
@@ -83,6 +84,8 @@ class InferenceRequest:
     """Models that answer when no upstream of `model` does, in this order."""
     conversation: Sequence[Json] = ()
     """What a client of the Responses API refers to by `previous_response_id`, if it is kept here."""
+    fingerprint: bytes = b""
+    """What an entry remembers of the request, encoded."""
 
     @property
     def family(self) -> Family:
@@ -240,9 +243,11 @@ def parse_request(
         scope += answer_headers(headers, settings.cache.key_headers, is_translated)
         if not is_translated and asked.echo.get("store") is False:
             scope += "\nstore: false"  # an upstream does not keep this answer: the id in it leads nowhere
-        key = request_key(caller.namespace, scope, fields)
+        canonical = canonical_body(fields)
+        key = canonical_key(caller.namespace, scope, canonical)
+        known = encode_fingerprint(fingerprint(canonical))
         asks_semantic = settings.semantic.mode != "off" and asked.is_cached and asked.is_optimized
-        question = question_of(caller.namespace, scope, fields) if asks_semantic else None
+        question = question_of(caller.namespace, scope, canonical) if asks_semantic else None
     except RecursionError as error:
         raise InvalidRequest("The body is nested too deeply.") from error
     may_wait = headers.get(PRIORITY_HEADER) == "batch"
@@ -267,6 +272,7 @@ def parse_request(
         named=named,
         fallbacks=chosen.fallbacks,
         conversation=conversation or (),
+        fingerprint=known,
     )
 
 
@@ -294,7 +300,9 @@ def parse_whole(
         asked = replace(asked, model=model, fields={**asked.fields, "model": model})
     scope = f"{asked.endpoint.family} {path}?{query}" + answer_headers(headers, settings.cache.key_headers)
     try:
-        key = request_key(caller.namespace, scope, asked.fields)
+        canonical = canonical_body(asked.fields)
+        key = canonical_key(caller.namespace, scope, canonical)
+        known = encode_fingerprint(fingerprint(canonical))
     except RecursionError as error:
         raise InvalidRequest("The body is nested too deeply.") from error
     return InferenceRequest(
@@ -315,6 +323,7 @@ def parse_whole(
         reuse=_reuse(headers, COMPLETIONS.family),
         named=named,
         timeout=timeout_of(headers),
+        fingerprint=known,
     )
 
 

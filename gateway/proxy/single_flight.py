@@ -1,6 +1,5 @@
 """Identical requests in flight share one upstream call, whose whole answer is stored."""
 
-import asyncio
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -10,7 +9,6 @@ from cache.entries.key import Key
 from cache.entries.outcomes import Bypass, Outcome
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
-from cache.index.fingerprint import Fingerprint, encode_fingerprint, fingerprint
 from gateway import metrics
 from gateway.http.cache_control import parse_cache_control
 from gateway.proxy.flight import Flight, FlightTable
@@ -36,8 +34,6 @@ from gateway.tenants.admission import UNLIMITED, Admission
 from gateway.tenants.credentials import NAMESPACE_HEADER
 from gateway.tenants.policies import writes_cache
 from gateway.upstreams.upstream import REUSE_HEADER, UpstreamResponse
-
-_LARGE_BODY = 2**16
 
 
 class SingleFlight:
@@ -212,10 +208,9 @@ class SingleFlight:
         if parse_cache_control(", ".join(flight.headers.getall("Cache-Control", ()))).no_store:
             metrics.not_stored.labels("upstream says no-store").inc()
             return
-        asked = await _fingerprint(inference)
-        entry = self._entry(inference, key, flight, flight.recording, generation, encode_fingerprint(asked))
+        entry = self._entry(inference, key, flight, flight.recording, generation)
         try:
-            await self._cache.store(entry, asked.question)
+            await self._cache.store(entry)
             metrics.stored.inc()
         except StoreUnavailable:
             metrics.store_failures.labels("redis").inc()
@@ -224,13 +219,7 @@ class SingleFlight:
             await self._semantic.record(inference, query, entry)
 
     def _entry(
-        self,
-        inference: InferenceRequest,
-        key: Key,
-        flight: Flight,
-        recording: Recording,
-        generation: str,
-        asked: bytes,
+        self, inference: InferenceRequest, key: Key, flight: Flight, recording: Recording, generation: str
     ) -> Entry:
         prompt_tokens, completion_tokens = recording.usage or (0, 0)
         return Entry(
@@ -252,7 +241,7 @@ class SingleFlight:
             cached_tokens=0 if flight.charge is None else flight.charge.cached_tokens,
             written_tokens=0 if flight.charge is None else flight.charge.written_tokens,
             upstream=flight.source.name if flight.source is not None else "",
-            asked=asked,
+            asked=inference.fingerprint,
         )
 
 
@@ -264,14 +253,6 @@ class _Prefix(NamedTuple):
 
 
 _NO_PREFIX = _Prefix()
-
-
-async def _fingerprint(inference: InferenceRequest) -> Fingerprint:
-    """Of the request as its key sees it."""
-    fields = inference.asked.fields
-    if len(inference.body) > _LARGE_BODY:
-        return await asyncio.to_thread(fingerprint, fields)
-    return fingerprint(fields)
 
 
 def _flight_keys(inference: InferenceRequest, key: Key) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from cache.entries.key import Key, namespace_for, namespace_of
 from cache.entries.outcomes import Failed, Hit
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
-from cache.index.fingerprint import Difference, Fingerprint, decode_fingerprint, differences, fingerprint
+from cache.index.fingerprint import Difference, Fingerprint, decode_fingerprint, differences
 from cache.semantic.messages import Explanation as SemanticExplanation
 from gateway.api.access import require_operator
 from gateway.api.app_keys import CACHE, LOOKUP, ROUTER, ROUTING, SEMANTIC, SETTINGS
@@ -102,12 +102,9 @@ async def explain(request: web.Request) -> web.Response:
         request.app[ROUTER],
         request.app[ROUTING].models,
     )
-
-    def parsed() -> tuple[InferenceRequest, Fingerprint]:
-        inference = read()
-        return inference, fingerprint(inference.asked.fields)
-
-    inference, asked = await asyncio.to_thread(parsed) if len(body) > LARGE_BODY else parsed()
+    inference = await asyncio.to_thread(read) if len(body) > LARGE_BODY else read()
+    asked = decode_fingerprint(inference.fingerprint)
+    assert asked is not None  # noqa: S101  # it was encoded just now
     cache = request.app[CACHE]
     exact = await _exact(request.app[LOOKUP], cache, settings.cache, inference)
     semantic, found = await _semantic(request, inference)

@@ -27,7 +27,7 @@ async def cache(request: pytest.FixtureRequest, redis_store: RedisStore) -> Exac
 
 async def store(cache: ExactCache, entry_id: str, model: str = "m", age: float = 0.0, question: str = "") -> Entry:
     """Store an answer of some seconds ago, to a question."""
-    asked = fingerprint({"model": model, "messages": [{"role": "user", "content": question}]})
+    asked = fingerprint({"model": model, "messages": [{"role": "user", "content": question}]} if question else {})
     namespace = entry_id.partition(".")[0]
     kept = entry(
         entry_id,
@@ -37,7 +37,7 @@ async def store(cache: ExactCache, entry_id: str, model: str = "m", age: float =
         generation=cache.generation(namespace, model),
         asked=encode_fingerprint(asked),
     )
-    await cache.store(kept, asked.question)
+    await cache.store(kept)
     return kept
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cache.entries.key import canonical_body
 from cache.semantic.question import Question, question_of
 
 CHAT: dict[str, Any] = {
@@ -29,7 +30,7 @@ def chat(**changes: Any) -> Question:
 
 
 def known(family: str, body: dict[str, Any], namespace: str = "public") -> Question:
-    question = question_of(namespace, family, body)
+    question = question_of(namespace, family, canonical_body(body))
     assert question is not None
     return question
 
@@ -136,19 +137,21 @@ def test_what_does_not_count_in_a_key_does_not_count_in_a_question() -> None:
 )
 def test_a_last_turn_without_plain_user_text_is_no_question(messages: Any) -> None:
     """A request whose last turn is not plain text of a user gives no question."""
-    assert question_of("public", "chat.completions", copy.deepcopy(CHAT) | {"messages": messages}) is None
+    assert (
+        question_of("public", "chat.completions", canonical_body(copy.deepcopy(CHAT) | {"messages": messages})) is None
+    )
 
 
 @pytest.mark.parametrize("family", ["completions", "completions?a=1"])
 @pytest.mark.parametrize("prompt", ["What is Redis?", ["a", "b"], [1, 2], ""])
 def test_a_text_completion_is_no_question(family: str, prompt: Any) -> None:
     """A text completion gives no question."""
-    assert question_of("public", family, {"model": "m", "prompt": prompt}) is None
+    assert question_of("public", family, canonical_body({"model": "m", "prompt": prompt})) is None
 
 
 def test_the_body_is_not_changed() -> None:
     """Making a question leaves the body of the request as it was."""
     body = copy.deepcopy(CHAT)
-    question_of("public", "chat.completions", body)
+    question_of("public", "chat.completions", canonical_body(body))
 
     assert body == CHAT
