@@ -33,6 +33,7 @@ options:
   --models MODEL [MODEL ...]
                         the only models
   -o FILE, --out FILE   where it goes
+  -i, --in FILE         the same as Python 3.13 has it
 
 commands:
   COMMAND
@@ -86,6 +87,7 @@ def test_a_help_is_read_in_argparses_form() -> None:
         Option(("--sharing", "--no-sharing"), "", "whether"),
         Option(("--models",), "MODEL", "the only models"),
         Option(("-o", "--out"), "FILE", "where it goes"),
+        Option(("-i", "--in"), "FILE", "the same as Python 3.13 has it"),
     ]
     assert [(each.path, each.help) for each in command.commands] == [
         (("make",), "make one"),
