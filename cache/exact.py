@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from cache.entries.entry import Entry
-from cache.entries.generations import Generations, Purge, Scope, new_purge, purge_of
+from cache.entries.generations import Generations, Purge, Scope, new_purge, purge_before, purge_of
 from cache.entries.key import Key, namespace_of
 from cache.entries.outcomes import Failed, Hit, Miss, Tier
 from cache.errors import StoreUnavailable
@@ -66,7 +66,9 @@ class ExactCache:
 
     def counts(self, entry: Entry) -> bool:
         """Whether the entry is from after the last purge that concerns it."""
-        return entry.generation == self._generations.current(namespace_of(entry.id), entry.model)
+        generations = self._generations
+        is_current = entry.generation == generations.current(namespace_of(entry.id), entry.model)
+        return is_current and entry.created >= generations.before
 
     async def lookup(self, key: Key) -> Hit | Miss | Failed:
         """The answer to the request with this key."""
@@ -150,6 +152,15 @@ class ExactCache:
         """
         await self._purge(new_purge(scope, name))
 
+    async def purge_before(self, time: float) -> None:
+        """Make every answer that was computed before `time`, Unix seconds, count no more, as `purge` does."""
+        await self._purge(purge_before(time))
+
+    @property
+    def purged_before(self) -> float:
+        """Unix time before which no answer counts."""
+        return self._generations.before
+
     async def _purge(self, purge: Purge) -> None:
         self._generations.apply(purge)
         if self.redis is not None:
@@ -158,7 +169,7 @@ class ExactCache:
         if self.redis is not None:
             await self._publish(self.redis, purge)
         with contextlib.suppress(StoreUnavailable):
-            await self.index.purged(purge.scope, purge.name)
+            await self.index.purged(purge)
 
     async def erase(self, namespace: str) -> Erased:
         """Purge a namespace, then remove what is stored of it here and in Redis, and look again.
@@ -198,6 +209,8 @@ class ExactCache:
             await self._sweep()
         if lost:
             await self.redis.restore_generations(lost)
+        if (later := self._generations.later_than(tokens)) is not None:
+            await self._publish(self.redis, later)
         if undone := self._generations.undone_in(tokens):
             await self._purge_again(self.redis, undone)
         if had_outage:
@@ -256,7 +269,7 @@ class ExactCache:
                 for event in events:
                     if isinstance(event, Purge):
                         self._generations.apply(event)
-                        self.index.discard(event.scope, event.name)
+                        self.index.discard(event)
                     else:
                         self._deletions += 1
                         redis.note_deletion(event)

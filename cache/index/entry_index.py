@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from cache.entries.entry import Entry
-from cache.entries.generations import Scope
+from cache.entries.generations import Purge
 
 MAX_PAGE = 500
 
@@ -82,8 +82,8 @@ class EntryIndex(Protocol):
     async def forget(self, ids: Sequence[str]) -> None:
         """Entries are gone."""
 
-    def discard(self, scope: Scope, name: str) -> None:
-        """The entries of a scope are gone, which another process has said: what waits here is not written."""
+    def discard(self, purge: Purge) -> None:
+        """Entries are gone, as another process has said: what waits here is not written."""
 
-    async def purged(self, scope: Scope, name: str) -> None:
-        """The entries of a scope are gone."""
+    async def purged(self, purge: Purge) -> None:
+        """Entries are gone."""

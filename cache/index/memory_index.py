@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from cache.entries.entry import Entry
-from cache.entries.generations import Scope
+from cache.entries.generations import Purge
 from cache.entries.key import namespace_of
 from cache.index.entry_index import EntryFilter, InvalidCursor, Page
 from cache.index.fingerprint import decode_fingerprint
@@ -97,10 +97,10 @@ class MemoryIndex:
         for entry_id in ids:
             self._hits.pop(entry_id, None)
 
-    def discard(self, scope: Scope, name: str) -> None:
+    def discard(self, purge: Purge) -> None:
         """Nothing waits."""
 
-    async def purged(self, scope: Scope, name: str) -> None:
+    async def purged(self, purge: Purge) -> None:
         """The memory tier forgets the entries itself."""
 
 

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cache.entries.entry import Entry
-from cache.entries.generations import Scope
+from cache.entries.generations import Purge
 from cache.entries.key import namespace_of
 from cache.errors import StoreUnavailable
 from cache.index.entry_index import EntryFilter, InvalidCursor, Page
@@ -206,26 +206,29 @@ class RedisIndex:
             ]
         )
 
-    def discard(self, scope: Scope, name: str) -> None:
+    def discard(self, purge: Purge) -> None:
         self._stored = OrderedDict(
-            (entry_id, stored)
-            for entry_id, stored in self._stored.items()
-            if scope != "all" and name != (stored.model if scope == "model" else namespace_of(entry_id))
+            (entry_id, stored) for entry_id, stored in self._stored.items() if not _is_purged(entry_id, stored, purge)
         )
 
-    async def purged(self, scope: Scope, name: str) -> None:
+    async def purged(self, purge: Purge) -> None:
         """Removes the sets of the scope; members of other sets are found out later."""
-        self.discard(scope, name)
-        if scope == "model":
-            await self._run([("UNLINK", _of_model(name)), ("SREM", _MODELS, name)])
-        elif scope == "namespace":
-            await self._forget_namespace(name)
-        else:
-            models, namespaces = await self._members(_MODELS), await self._members(_NAMESPACES)
-            names = [_of_model(model) for model in models]
-            names += [of(namespace) for namespace in namespaces for of in (_of_namespace, _like)]
-            for batch in _batches([_HITS, _MODELS, _NAMESPACES, *names]):
-                await self._run([("UNLINK", each) for each in batch])
+        self.discard(purge)
+        match purge.scope:
+            case "model":
+                await self._run([("UNLINK", _of_model(purge.name)), ("SREM", _MODELS, purge.name)])
+            case "namespace":
+                await self._forget_namespace(purge.name)
+            case "before":
+                models, namespaces = await self._members(_MODELS), await self._members(_NAMESPACES)
+                names = [*map(_of_model, models), *map(_of_namespace, namespaces)]
+                for batch in _batches(names):
+                    await self._run([("ZREMRANGEBYSCORE", name, "-inf", f"({purge.token}") for name in batch])
+            case "all":
+                models, namespaces = await self._members(_MODELS), await self._members(_NAMESPACES)
+                names = [*map(_of_model, models), *map(_of_namespace, namespaces), *map(_like, namespaces)]
+                for batch in _batches([_HITS, _MODELS, _NAMESPACES, *names]):
+                    await self._run([("UNLINK", each) for each in batch])
 
     async def _forget_namespace(self, namespace: str) -> None:
         """Also from the sets of models and hits: an id says whose it is."""
@@ -310,6 +313,18 @@ class RedisIndex:
             if isinstance(reply, Exception):
                 raise StoreUnavailable(f"redis: {reply}") from reply
         return replies
+
+
+def _is_purged(entry_id: str, stored: _Stored, purge: Purge) -> bool:
+    match purge.scope:
+        case "model":
+            return stored.model == purge.name
+        case "namespace":
+            return namespace_of(entry_id) == purge.name
+        case "before":
+            return stored.created < float(purge.token)
+        case "all":
+            return True
 
 
 def _additions(stored: Mapping[str, _Stored]) -> list[Command]:

@@ -133,10 +133,14 @@ class EntryDeleted(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
 
 
 class Purged(msgspec.Struct, frozen=True, array_like=True, tag="purged"):
-    """A note: every entry of a scope is no longer kept; see `Purge` in cache/entries/generations.py."""
+    """A note: every entry of a scope is no longer kept; see `Purge` in cache/entries/generations.py.
+
+    `before` is the time of a purge by age, Unix seconds.
+    """
 
     scope: Scope
     name: str
+    before: float = 0.0
 
 
 class WrongAnswerReport(msgspec.Struct, frozen=True, array_like=True, tag="wrong"):

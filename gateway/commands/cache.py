@@ -221,9 +221,9 @@ def _purge(client: OperatorClient, parsed: argparse.Namespace) -> int:
     if parsed.id:
         answer = client.request("DELETE", f"/v1/cache/entries/{parsed.id}")
     else:
-        names = [name for name in ("model", "namespace", "tenant") if getattr(parsed, name) is not None]
+        names = [name for name in ("model", "namespace", "min_age", "tenant") if getattr(parsed, name) is not None]
         if len(names) + parsed.all != 1:
-            raise OperatorError("say what to purge: an ID, or one of --model, --namespace, --tenant and --all")
+            raise OperatorError("say what to purge: an ID, or one of --model, --namespace, --min-age, --tenant, --all")
         answer = client.request("DELETE", "/v1/cache", {name: getattr(parsed, name) for name in names})
     if parsed.json:
         print(json.dumps(answer, indent=2))
@@ -378,10 +378,11 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--path", help="the endpoint (/v1/chat/completions)")
     explain.add_argument("--namespace", help="of the tenant that would send it")
     explain.add_argument("--key", help="the virtual key that would send it, by its id or name")
-    purge = command("purge", "forget an entry, a model's, a tenant's, or all", _purge)
+    purge = command("purge", "forget an entry, those of a model or a tenant, old ones, or all", _purge)
     purge.add_argument("id", metavar="ID", nargs="?", help="one entry")
     purge.add_argument("--model", help="all of a model")
     purge.add_argument("--namespace", help="all of a namespace")
+    purge.add_argument("--min-age", metavar="SECONDS", help="what is at least so old")
     purge.add_argument("--tenant", metavar="NAMESPACE", help="erase all that is stored of a namespace, and count it")
     purge.add_argument("--all", action="store_true", help="everything")
     warm = command("warm", "compute answers before anybody asks, at low priority", _warm)

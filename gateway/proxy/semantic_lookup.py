@@ -151,10 +151,10 @@ class SemanticLookup:
         if self._client is not None:
             await self._client.note(EntryDeleted(entry_id))
 
-    async def purged(self, scope: Scope, name: str) -> None:
-        """Report that every entry of a scope has been purged."""
+    async def purged(self, scope: Scope, name: str, before: float = 0.0) -> None:
+        """Report that every entry of a scope has been purged; with the scope "before" those from before that time."""
         if self._client is not None:
-            await self._client.note(Purged(scope, name))
+            await self._client.note(Purged(scope, name, before))
 
     async def wrong(self, entry_id: str) -> WrongAnswerResult:
         """Report that the answer served from an entry was wrong. Raises StoreUnavailable."""

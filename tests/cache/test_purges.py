@@ -1,6 +1,7 @@
 """A purge in one worker holds in all of them, also for requests in flight and for workers that were cut off."""
 
 import asyncio
+import time
 from typing import Literal
 
 import pytest
@@ -55,6 +56,40 @@ async def test_a_purge_is_seen_by_all_workers(
         async with worker(valkey.url) as late:
             for owner in owners:
                 assert isinstance(await late.lookup(keys[owner]), Miss) == (owner in purged)
+
+
+async def test_a_purge_by_age_is_seen_by_all_workers(valkey: Valkey) -> None:
+    """Also by those that start later; of two times the later one holds, and what is stored afterwards counts."""
+    now = time.time()
+    keys = [key_of(number, A) for number in range(3)]
+    async with worker(valkey.url) as one, worker(valkey.url) as other:
+        for age, key in zip((100, 50, 0), keys, strict=True):
+            await written(one, answer_to(one, key, created=now - age))
+            assert await tier_of(other, key) == "redis"
+        await one.purge_before(now - 75)
+        await other.purge_before(now - 90)
+        await until(lambda: is_gone(other, keys[0]), within=1)
+        assert await is_gone(one, keys[0])
+        async with worker(valkey.url) as late:
+            assert await is_gone(late, keys[0])
+            assert [await tier_of(late, key) for key in keys[1:]] == ["redis", "redis"]
+        await written(one, answer_to(one, keys[0]))
+        assert await tier_of(one, keys[0]) == "memory"
+
+
+async def test_a_purge_by_age_that_redis_has_lost_is_told_again(valkey: Valkey, raw: redis.asyncio.Redis) -> None:
+    """As a failover to a replica can lose it; nonsense from another writer ends no cache."""
+    now = time.time()
+    async with worker(valkey.url) as one:
+        key = key_of(1, A)
+        kept = answer_to(one, key, created=now - 100)
+        await one.purge_before(now - 75)
+        for token in (b"1.0", b"nonsense", b"inf", b"nan"):
+            await raw.hset("keepgate:generations", "before", token)
+            await one.sync_purges()
+            assert await raw.hget("keepgate:generations", "before") == repr(now - 75).encode()
+        assert not one.counts(kept)
+        assert one.counts(answer_to(one, key, created=now))
 
 
 async def test_a_purge_frees_the_memory_of_its_entries(valkey: Valkey) -> None:

@@ -27,6 +27,7 @@ from cache.semantic.service.metrics import ServiceMetrics
 from cache.semantic.service.neighbours import Neighbours, first_allowed, neighbourhood_of
 from cache.semantic.service.queries import OpenQueries, Query, ServedAnswer, ServedAnswers
 from cache.semantic.service.queues import LookupPriority
+from cache.semantic.service.records import Record
 
 _LONG_TEXT = 200
 _EXPLAINED = 5
@@ -184,12 +185,7 @@ class SemanticCache:
         """Removes purged records; with a store that gateways share, purges come from there."""
         if not self._shares_purges:
             await self._learner.discard(
-                [
-                    record.entry
-                    for record in self._neighbours.records
-                    if note.scope == "all"
-                    or note.name == (record.namespace if note.scope == "namespace" else record.model)
-                ]
+                [record.entry for record in self._neighbours.records if _is_purged(record, note)]
             )
 
     def _note(self, served_answer: ServedAnswer) -> None:
@@ -206,3 +202,15 @@ class SemanticCache:
             return 0
         await self._learner.add_label(label)
         return 1
+
+
+def _is_purged(record: Record, note: Purged) -> bool:
+    match note.scope:
+        case "model":
+            return record.model == note.name
+        case "namespace":
+            return record.namespace == note.name
+        case "before":
+            return record.created < note.before
+        case "all":
+            return True

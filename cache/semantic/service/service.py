@@ -233,7 +233,9 @@ async def _log(url: str, encoder: Encoder, encryption: Encryption) -> AsyncItera
 def _counter(store: ExactCache | None) -> Callable[[Record], bool]:
     if store is None:  # the gateway reports purges
         return lambda record: True
-    return lambda record: record.generation == store.generation(record.namespace, record.model)
+    return lambda record: (
+        record.generation == store.generation(record.namespace, record.model) and record.created >= store.purged_before
+    )
 
 
 async def _maintain(neighbours: Neighbours, learner: Learner, store: ExactCache | None, capacity: int) -> None:

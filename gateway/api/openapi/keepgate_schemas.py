@@ -216,7 +216,8 @@ class DeletedEntry(Struct, kw_only=True):
 class Purged(Struct, kw_only=True):
     """A purge, or with `tenant` what was stored of a tenant and what a last look still found."""
 
-    purged: Literal["all", "namespace", "model"] | UnsetType = UNSET
+    purged: Literal["all", "namespace", "model", "before"] | UnsetType = UNSET
+    before: float | UnsetType = UNSET
     namespace: str | UnsetType = UNSET
     model: str | UnsetType = UNSET
     erased: Literal["tenant"] | UnsetType = UNSET

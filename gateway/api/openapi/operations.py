@@ -316,13 +316,16 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("DELETE", "/v1/cache"): _own(
         "Inspection",
-        "Purge everything, a namespace, or a model; or erase a tenant",
+        "Purge everything, a namespace, a model, or what is old; or erase a tenant",
         keepgate.Purged,
         (400, 503),
         operator=True,
         query=(
             Parameter("namespace", "Only this one; not with `model`.", {"type": "string", "minLength": 1}),
             _MODEL,
+            Parameter(
+                "min_age", "Only what is so many seconds old; not with the others.", {"type": "number", "minimum": 0}
+            ),
             Parameter(
                 "tenant",
                 "Remove everything that is stored of this namespace, and look again; not with the others.",

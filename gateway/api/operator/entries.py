@@ -159,12 +159,12 @@ async def _wanted(request: web.Request) -> tuple[EntryFilter, _Search, int]:
     wanted = EntryFilter(
         model=query.get("model", ""),
         namespace=namespace,
-        since=now - _number(query, "max_age", now),
-        until=now - _number(query, "min_age", 0) if "min_age" in query else float("inf"),
-        min_hits=round(_number(query, "min_hits", 0)),
+        since=now - number_of(query, "max_age", now),
+        until=now - number_of(query, "min_age", 0) if "min_age" in query else float("inf"),
+        min_hits=round(number_of(query, "min_hits", 0)),
         hottest=query.get("order") == "hits",
     )
-    limit = round(_number(query, "limit", _DEFAULT_LIMIT))
+    limit = round(number_of(query, "limit", _DEFAULT_LIMIT))
     if not 1 <= limit <= MAX_PAGE:
         raise InvalidRequest(f"'limit' must be a number from 1 to {MAX_PAGE}.", param="limit")
     search = _Search(query.get("model", ""), query.get("layer") == "semantic", query.get("text", "").casefold())
@@ -195,7 +195,8 @@ async def namespace_asked(request: web.Request) -> str:
     return namespace_for((await registry.get(request.query["key"])).tenant)
 
 
-def _number(query: Any, field: str, default: float) -> float:
+def number_of(query: Any, field: str, default: float) -> float:
+    """A parameter that is a number, 0 or more. Raises InvalidRequest."""
     try:
         number = float(query.get(field, default))
     except ValueError:

@@ -10,28 +10,42 @@ from cache.entries.generations import Scope
 from cache.errors import StoreUnavailable
 from gateway.api.access import require_operator
 from gateway.api.app_keys import CACHE, CONVERSATIONS, SEMANTIC
+from gateway.api.operator.entries import number_of
 from gateway.errors import CacheUnavailable, InvalidRequest
 from gateway.telemetry.audit import audit
 
 _encode = msgspec.json.Encoder().encode
 
 _SCOPES: dict[str, Scope] = {"namespace": "namespace", "model": "model", "tenant": "namespace"}
+_PARAMETERS = (*_SCOPES, "min_age")
 
 
 async def purge(request: web.Request) -> web.Response:
-    """DELETE /v1/cache: everything, or `?namespace=` or `?model=`; with `?tenant=` it is also removed, and counted."""
+    """DELETE /v1/cache: everything, or what is of a `?namespace=` or a `?model=`, or at least `?min_age=` seconds old.
+
+    With `?tenant=` it is also removed, and counted.
+    """
     require_operator(request)
     scope, name = _purge_scope(request)
     if "tenant" in request.query:
         return await _erase(request, name)
+    before = time.time() - float(name) if scope == "before" else 0.0
+    cache, semantic = request.app[CACHE], request.app[SEMANTIC]
     try:
-        await request.app[SEMANTIC].purged(scope, name)
-        await request.app[CACHE].purge(scope, name)
+        if scope == "before":
+            await semantic.purged(scope, "", before)
+            await cache.purge_before(before)
+        else:
+            await semantic.purged(scope, name)
+            await cache.purge(scope, name)
     except StoreUnavailable as error:
         audit(request, "cache.purge", name, scope=scope, is_complete=False)
         raise CacheUnavailable(f"The purge holds in this worker, but not in the shared store: {error}.") from error
     audit(request, "cache.purge", name, scope=scope)
-    return _json({"purged": scope} if scope == "all" else {"purged": scope, scope: name})
+    said: dict[str, Any] = {"purged": scope}
+    if scope != "all":
+        said[scope] = before if scope == "before" else name
+    return _json(said)
 
 
 async def _erase(request: web.Request, namespace: str) -> web.Response:
@@ -62,12 +76,16 @@ async def _erase(request: web.Request, namespace: str) -> web.Response:
 
 
 def _purge_scope(request: web.Request) -> tuple[Scope, str]:
+    """The scope, and its name; of "before", an age in seconds."""
     query = request.query
     for field in query:
-        if field not in _SCOPES:
-            raise InvalidRequest(f"'{field}' is no parameter of a purge; use namespace, model or tenant.", param=field)
+        if field not in _PARAMETERS:
+            raise InvalidRequest(f"'{field}' is no parameter of a purge; use {', '.join(_PARAMETERS)}.", param=field)
     if len(query) > 1:
-        raise InvalidRequest("A purge takes one of namespace, model and tenant, once.", param=list(query.keys())[-1])
+        raise InvalidRequest(f"A purge takes one of {', '.join(_PARAMETERS)}, once.", param=list(query.keys())[-1])
+    if "min_age" in query:
+        number_of(query, "min_age", 0)
+        return "before", query["min_age"]
     for field, scope in _SCOPES.items():
         if field in query:
             if not query[field]:

@@ -163,6 +163,19 @@ async def test_purged_entries_are_not_listed(cache: ExactCache, scope: str, name
         assert [each.id for each in found] == [each for each in sorted(left) if each[0] == namespace]
 
 
+async def test_old_entries_are_purged(cache: ExactCache) -> None:
+    """By the time at which they were computed; what is stored afterwards stays, and so does the later of two times."""
+    await fill(cache, range(4))
+    await cache.purge_before(NOW - 15)
+    await cache.purge_before(NOW - 1000)
+    for wanted in (EntryFilter(namespace="a"), EntryFilter(model="m0"), EntryFilter(model="m1")):
+        found = await cache.entries(await all_ids(cache, wanted))
+        assert all(each.created >= NOW - 15 for each in found)
+    found = await cache.entries(await all_ids(cache, EntryFilter(namespace="a")))
+    assert [each.id for each in found] == ids(0, 1)
+    assert not cache.counts(await store(cache, ids(9)[0], age=20))
+
+
 @pytest.mark.parametrize("wanted", [EntryFilter(), EntryFilter(hottest=True)])
 async def test_a_cursor_that_no_page_gave_is_refused(cache: ExactCache, wanted: EntryFilter) -> None:
     """It is no number, or is empty."""

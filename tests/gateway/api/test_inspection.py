@@ -1,6 +1,7 @@
 """Inspecting and emptying the cache."""
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -294,6 +295,18 @@ async def test_a_purge_of_a_model_leaves_other_models_alone(filled: Filled) -> N
     assert {name for name, cache in said.items() if cache == "miss"} == {"red m1", "blue m1", "red m1 text"}
 
 
+async def test_a_purge_by_age_leaves_younger_answers_alone(stage: Stage, valkey: Valkey) -> None:
+    """It takes an age in seconds, and says the time before which nothing counts."""
+    client = await stage.gateway(await stage.mock(), redis=valkey.url)
+    old, young = chat("old"), chat("young")
+    await grow_old(client, (await client.post(old)).entry, 500)
+    await client.post(young)
+    purged = await client.send("DELETE", CACHE + "?min_age=400")
+    assert purged.json["purged"] == "before"
+    assert abs(time.time() - 400 - purged.json["before"]) < DEADLINE
+    assert [(await client.post(body)).cache for body in (old, young)] == ["miss", "hit"]
+
+
 async def test_deleting_an_entry_leaves_the_others_alone(filled: Filled) -> None:
     """The deletion of an entry removes it alone, and gives 404 the second time."""
     entry = filled.entries["red m1"]
@@ -315,6 +328,9 @@ async def test_deleting_an_entry_leaves_the_others_alone(filled: Filled) -> None
         ("?model=a&namespace=b", "namespace"),
         ("?modle=a", "modle"),
         ("?all=true", "all"),
+        ("?min_age=-1", "min_age"),
+        ("?min_age=old", "min_age"),
+        ("?min_age=5&model=m", "model"),
         ("?Namespace=a", "Namespace"),
     ],
 )
