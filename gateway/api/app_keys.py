@@ -15,6 +15,7 @@ from gateway.routing.prefixes.views import PrefixViews
 from gateway.routing.router import Router
 from gateway.routing.table import RoutingTable
 from gateway.settings.settings import Settings
+from gateway.telemetry.recent_requests import RecentRequests
 from gateway.telemetry.statistics import Statistics
 
 SETTINGS = web.AppKey("settings", Settings)
@@ -30,4 +31,5 @@ EMBEDDINGS = web.AppKey("embeddings", Embeddings)
 ADMISSIONS = web.AppKey("admissions", Admissions)
 CONVERSATIONS = web.AppKey("conversations", ConversationKeeper)
 GAUGES = web.AppKey("gauges", GaugeUpdater)
+RECENT_REQUESTS = web.AppKey("recent_requests", RecentRequests)
 STATISTICS = web.AppKey("statistics", Statistics)

@@ -14,7 +14,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # What says nothing of any tenant, and metrics, which name teams with what they cost.
 _OPEN = frozenset({"/", "/health", "/ready", "/metrics", "/openapi.json"})
 # What an operator uses, whose key is no virtual key; handlers that also serve tenants ask for the caller themselves.
-_OPERATORS = frozenset({"cache", "keys", "teams", "costs", "routing"})
+_OPERATORS = frozenset({"cache", "keys", "teams", "costs", "routing", "requests"})
 
 
 def identifying(callers: Callers) -> Middleware:

@@ -32,6 +32,7 @@ from gateway.api.app_keys import (
     LOOKUP,
     OVERRIDES,
     PIPELINE,
+    RECENT_REQUESTS,
     ROUTER,
     ROUTING,
     SEMANTIC,
@@ -73,6 +74,7 @@ from gateway.settings.fields import SettingsError
 from gateway.settings.reloading import reloaded
 from gateway.settings.settings import Settings
 from gateway.telemetry.audit import AUDIT, AuditLog
+from gateway.telemetry.recent_requests import RecentRequests
 from gateway.telemetry.request_log import RequestLog
 from gateway.telemetry.statistics import Statistics, open_statistics
 from gateway.telemetry.tracing import open_tracing
@@ -108,6 +110,7 @@ class Parts:
     registry: KeyRegistry | None
     ledger: Ledger
     statistics: Statistics
+    recent: RecentRequests
     requests: RequestLog
 
 
@@ -214,7 +217,8 @@ async def _open_parts(settings: Settings, semantic_socket: Path | None) -> Async
         with contextlib.suppress(StoreUnavailable):  # follow_purges reads it later
             await cache.sync_purges()
         flights = FlightTable(tasks)
-        requests = RequestLog(settings.log, tracing, statistics)
+        recent = RecentRequests(redis)
+        requests = RequestLog(settings.log, tracing, statistics, recent)
         conversations = Conversations(redis, settings.responses_ttl)
         ledger.listed_models = lambda: upstreams.router.models
         parts = Parts(
@@ -233,12 +237,14 @@ async def _open_parts(settings: Settings, semantic_socket: Path | None) -> Async
             registry=None if redis is None else KeyRegistry(redis),
             ledger=ledger,
             statistics=statistics,
+            recent=recent,
             requests=requests,
         )
         tasks.keep(cache.follow_purges)
         tasks.keep(cache.keep_index)
         tasks.keep(ledger.flush_forever)
         tasks.keep(statistics.flush_forever)
+        tasks.keep(recent.flush_forever)
         if settings.keys.required:
             tasks.keep(parts.callers.follow)
         tasks.keep(functools.partial(_keep_gauges, parts.gauges))
@@ -283,6 +289,7 @@ async def _use(server: HttpServer, settings: Settings, parts: Parts) -> None:
             ADMISSIONS: admissions,
             LEDGER: parts.ledger,
             STATISTICS: parts.statistics,
+            RECENT_REQUESTS: parts.recent,
             PRICING: pricing,
             **({REGISTRY: parts.registry} if parts.registry is not None else {}),
             CACHE: parts.cache,

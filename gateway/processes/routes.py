@@ -9,7 +9,18 @@ from gateway.api import anthropic, batches, generate, handlers, ollama, page, re
 from gateway.api.app_keys import SETTINGS
 from gateway.api.identification import identifying
 from gateway.api.openapi.document import openapi_handler
-from gateway.api.operator import costs, entries, explanation, keys, prefix_stores, purges, routing, statistics, warming
+from gateway.api.operator import (
+    costs,
+    entries,
+    explanation,
+    keys,
+    prefix_stores,
+    purges,
+    requests,
+    routing,
+    statistics,
+    warming,
+)
 from gateway.errors import GatewayError
 from gateway.http.cors import answering_preflights, marking_answers
 from gateway.http.middleware import answering_errors, mark_started
@@ -88,6 +99,7 @@ def build_application(settings: Settings, callers: Callers, parts: Mapping[web.A
             web.route("*", "/v1/keys{rest:(/.*)?}", handlers.not_found),
             web.route("*", "/v1/teams{rest:(/.*)?}", handlers.not_found),
             web.get("/v1/costs", costs.get_costs),
+            web.get("/v1/requests", requests.list_requests),
             web.get("/v1/routing", routing.describe),
             web.put("/v1/routing/{model:.+}", routing.override),
             web.delete("/v1/routing/{model:.+}", routing.reset),

@@ -8,6 +8,7 @@ from aiohttp import web
 
 from gateway import metrics
 from gateway.settings.operations import LogSettings
+from gateway.telemetry.recent_requests import RecentRequests
 from gateway.telemetry.record import RECORD, RequestRecord, request_id_of
 from gateway.telemetry.statistics import Statistics
 from gateway.telemetry.tracing import operation_of
@@ -40,11 +41,12 @@ _NAMED_BEFORE = ("method", "path", "status", "request_id")
 class RequestLog:
     """Begins and ends the records of requests. Every `begin` is followed by one `finish`."""
 
-    def __init__(self, settings: LogSettings, tracing: Tracing, statistics: Statistics) -> None:
+    def __init__(self, settings: LogSettings, tracing: Tracing, statistics: Statistics, recent: RecentRequests) -> None:
         self.settings = settings
         """Replaced when settings are read again."""
         self.tracing = tracing
         self._statistics = statistics
+        self._recent = recent
         self.in_flight = 0
         """Requests that have begun and not ended."""
 
@@ -65,6 +67,7 @@ class RequestLog:
         self.in_flight -= 1
         if record.family:
             self._statistics.count(record, ended)
+            self._recent.note(record, ended)
             cache = record.cache or "none"
             metrics.request_seconds.labels(record.family, cache).observe(ended - record.began)
             if record.first_byte_at and cache != "hit":

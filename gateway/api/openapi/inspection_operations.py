@@ -5,6 +5,7 @@ from gateway.api.openapi.openai_schemas import ChatCompletionRequest
 from gateway.api.openapi.operation import JSON, Operation, Parameter
 from gateway.api.operator.entries import CacheEntry, EntryPage
 from gateway.api.operator.explanation import RequestExplanation
+from gateway.api.operator.requests import RecentRequestList
 from gateway.api.operator.statistics import Timeline
 from gateway.batches.batch import ENDPOINTS, Batch
 from gateway.telemetry.statistics import WINDOWS
@@ -35,6 +36,21 @@ INSPECTION_OPERATIONS: dict[tuple[str, str], Operation] = {
             _BY,
         ),
         answer={JSON: Timeline},
+        errors=(400, 401, 403, 503),
+        operator=True,
+    ),
+    ("GET", "/v1/requests"): Operation(
+        tag="Inspection",
+        summary="The requests that ended a moment ago",
+        description="What became of each, and no text of it; some hundreds are kept.",
+        query=(
+            *(
+                Parameter(name, f"Only of this {name}.")
+                for name in ("model", "key", "namespace", "cache", "layer", "upstream")
+            ),
+            Parameter("limit", "50 by default.", {"type": "integer", "minimum": 1, "maximum": 500}),
+        ),
+        answer={JSON: RecentRequestList},
         errors=(400, 401, 403, 503),
         operator=True,
     ),

@@ -344,7 +344,8 @@ def seconds_for(piece: bytes, size: int) -> float:
 def test_a_form_takes_linear_time(piece: bytes) -> None:
     """A form takes time in proportion to its length, whatever its content begins like."""
     times = [seconds_for(piece, size) for size in (2**20, 2**22, 2**24)]
-    assert all(more < 12 * less + 0.001 for less, more in pairwise(times)), times
+    # Reading the longest four times over would take a second; a busy machine adds some milliseconds.
+    assert all(more < 12 * less + 0.02 for less, more in pairwise(times)), times
 
 
 def test_a_large_file_is_not_copied() -> None:

@@ -10,6 +10,7 @@ from multidict import CIMultiDict
 
 from gateway import metrics
 from gateway.settings.operations import LogSettings
+from gateway.telemetry.recent_requests import RecentRequests
 from gateway.telemetry.record import RECORD, RequestRecord, name_response, request_id_of
 from gateway.telemetry.request_log import RequestLog
 from gateway.telemetry.statistics import Statistics
@@ -57,7 +58,7 @@ def test_the_setting_says_which_requests_have_a_line(
 ) -> None:
     """`misses` are those that no cache answered, and those that failed."""
     caplog.set_level(logging.INFO)
-    log = RequestLog(LogSettings(requests=told), Tracing(), Statistics(None, 3600))  # type: ignore[arg-type]  # a literal
+    log = RequestLog(LogSettings(requests=told), Tracing(), Statistics(None, 3600), RecentRequests(None))  # type: ignore[arg-type]  # a literal
     for cache, status in (("miss", 200), ("hit", 200), ("hit", 503), ("", 401)):
         record = log.begin(request_for())
         assert log.in_flight == 1
@@ -70,7 +71,7 @@ def test_the_setting_says_which_requests_have_a_line(
 def test_a_line_is_one_line_without_a_secret(caplog: pytest.LogCaptureFixture) -> None:
     """In either form; a name that a client chose cannot pass for another line."""
     caplog.set_level(logging.INFO)
-    log = RequestLog(LogSettings(requests="all"), Tracing(), Statistics(None, 3600))
+    log = RequestLog(LogSettings(requests="all"), Tracing(), Statistics(None, 3600), RecentRequests(None))
     request = request_for()
     record = log.begin(request)
     assert request[RECORD] is record
@@ -92,7 +93,7 @@ def test_a_line_is_one_line_without_a_secret(caplog: pytest.LogCaptureFixture) -
 
 def test_durations_are_counted_by_form_and_cache() -> None:
     """Of requests for an answer only."""
-    log = RequestLog(LogSettings(), Tracing(), Statistics(None, 3600))
+    log = RequestLog(LogSettings(), Tracing(), Statistics(None, 3600), RecentRequests(None))
 
     def counted() -> float | None:
         labels = {"family": "chat.completions", "cache": "bypass"}
@@ -109,7 +110,7 @@ def test_durations_are_counted_by_form_and_cache() -> None:
 async def test_the_end_of_a_request_ends_its_span() -> None:
     """With its status, the cache and the costs; a failed one is marked as such."""
     async with Collector().serving() as collector, open_tracing("gateway", endpoint=collector.url) as tracing:
-        log = RequestLog(LogSettings(), tracing, Statistics(None, 3600))
+        log = RequestLog(LogSettings(), tracing, Statistics(None, 3600), RecentRequests(None))
         record = log.begin(request_for(traceparent=f"00-{'a' * 32}-{'b' * 16}-01"))
         record.route = "/v1/chat/completions"
         fill(record, "failed", 502)

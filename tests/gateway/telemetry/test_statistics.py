@@ -221,3 +221,36 @@ async def test_a_bad_query_names_its_field(stage: Stage, query: str, field: str)
     answer = await client.get(query)
     assert answer.status == 400
     assert answer.error["param"] == field
+
+
+async def test_the_last_requests_are_listed(stage: Stage, valkey: Valkey) -> None:
+    """Of all gateways that share the Redis, the newest first, filtered, and without any text of them."""
+    upstream = await stage.mock(models=("mock", "other"))
+    one, two = [await stage.gateway(upstream, redis=valkey.url, cache={"redis_deadline": 2.0}) for _ in range(2)]
+    await one.post(chat("a secret"))
+    await two.get("/v1/requests")
+    await two.post(chat("a secret", stream=True))
+    await two.post(chat("b", model="other"), Cache_Control="no-store")
+    await one.get("/v1/requests")
+    answer = await two.get("/v1/requests")
+    data = answer.json["data"]
+    assert [(each["model"], each.get("cache"), each.get("layer")) for each in data] == [
+        ("other", "bypass", None),
+        ("mock", "hit", "exact"),
+        ("mock", "miss", None),
+    ]
+    assert all(0 < each["first_byte"] <= each["seconds"] < 20 for each in data)
+    assert all(each["status"] == 200 and each["namespace"] == "public" for each in data)
+    assert b"secret" not in answer.body
+    assert [each["cache"] for each in (await two.get("/v1/requests?cache=hit&limit=5")).json["data"]] == ["hit"]
+    assert len((await two.get("/v1/requests?limit=2")).json["data"]) == 2
+
+
+@pytest.mark.parametrize(("query", "field"), [("limit=0", "limit"), ("limit=x", "limit"), ("status=200", "status")])
+async def test_a_bad_query_of_requests_names_its_field(stage: Stage, query: str, field: str) -> None:
+    """With what would be right; without Redis there is a list as well."""
+    client = await stage.gateway(await stage.mock())
+    answer = await client.get(f"/v1/requests?{query}")
+    assert (answer.status, answer.error["param"]) == (400, field)
+    await client.post(chat("a"))
+    assert [each["cache"] for each in (await client.get("/v1/requests")).json["data"]] == ["miss"]
