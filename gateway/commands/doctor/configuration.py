@@ -8,7 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from yarl import URL
+
 from gateway.commands.doctor.finding import Finding, ok, problem, warning
+from gateway.http.hosts import is_loopback
 from gateway.http.tls import make_ssl_context
 from gateway.settings.encryption_keys import encryption_keys
 from gateway.settings.fields import SettingsError
@@ -131,12 +134,37 @@ def _contradictions(settings: Settings) -> Iterator[Finding]:
             "semantic.policy is threshold: it serves similar questions without a bound on wrong answers",
             "set semantic.policy to budget, and semantic.delta to the share of wrong answers that is acceptable",
         )
+    yield from _upstreams(settings)
     if settings.hedging.after and len(settings.servers) == 1:
         yield warning(
             "settings",
             "hedging.after is set, and there is one upstream: no second one can be asked",
             "name another upstream, or set hedging.after to 0",
         )
+
+
+def _upstreams(settings: Settings) -> Iterator[Finding]:
+    """An upstream that is the gateway itself, and one that is named twice."""
+    seen: set[str] = set()
+    for server in settings.servers:
+        if server.url.startswith("mock:"):
+            continue
+        url = URL(server.url)
+        is_here = is_loopback(url.host or "") or url.host == settings.host
+        if is_here and settings.port and url.port == settings.port:
+            yield problem(
+                "settings",
+                f"the upstream {server.url} is this gateway itself: each request would go round in a circle",
+                "name the port of the server behind it, or choose another port for the gateway",
+            )
+        plain = server.url.rstrip("/").removesuffix("/v1")
+        if plain in seen and server.api_key is None:
+            yield warning(
+                "settings",
+                f"the upstream {server.url} is named twice: it gets twice its share of requests",
+                "take one out, or give one a `weight`",
+            )
+        seen.add(plain)
 
 
 def _certificate(settings: Settings) -> Iterator[Finding]:

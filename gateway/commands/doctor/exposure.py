@@ -9,6 +9,8 @@ from gateway.http.hosts import ANY, is_loopback
 from gateway.settings.settings import Settings
 from gateway.settings.upstreams import UpstreamSettings
 
+_SHORT_KEY = 16
+
 
 async def check_exposure(settings: Settings) -> list[Finding]:
     """Admin key, virtual keys, TLS, hosts, web pages, URLs in requests, credentials on the network."""
@@ -37,6 +39,13 @@ def _callers(settings: Settings) -> Iterator[Finding]:
             "exposure",
             f"admin_key is not set, and host is {settings.host}: the inspection API and `keepgate keys` are refused",
             "set KEEPGATE_ADMIN_KEY, such as to what `openssl rand -hex 24` prints",
+        )
+    elif len(settings.admin_key) < _SHORT_KEY:
+        yield warning(
+            "exposure",
+            f"admin_key has {len(settings.admin_key)} characters, and {settings.host} may be reached from elsewhere: it"
+            " can be guessed",
+            "make a longer one: `openssl rand -hex 24`",
         )
     own = [server for server in settings.servers if server.api_key is not None]
     if own and not settings.keys.required:

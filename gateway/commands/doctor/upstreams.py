@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ _MAX_BODY = 8 * 2**20
 _MAX_SHOWN = 120
 _SHOWN_MODELS = 3
 _NO_LIST = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED)
+_PROXIES = {"http_proxy", "https_proxy", "all_proxy"}
 _REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 
@@ -135,6 +137,8 @@ def _unreachable(error: UpstreamError) -> Finding:
         advice = "correct the host of its url, or the DNS of this machine"
     else:
         advice = "try its url with curl from this machine; look at firewalls, and whether it speaks http or https"
+    if proxies := sorted(name for name in os.environ if name.lower() in _PROXIES and os.environ[name]):
+        advice += f"; {' and '.join(proxies)} of the environment is not used: the gateway asks its upstreams directly"
     return problem("upstream", text, advice)
 
 

@@ -44,6 +44,8 @@ async def test_settings_without_a_fault_are_one_line() -> None:
         ({"hedging": {"after": 1}}, "warning", "no second one"),
         ({"semantic": {"mode": "on", "policy": "threshold"}}, "warning", "without a bound"),
         ({"semantic": {"mode": "on"}, "cache": {"enabled": False}}, "warning", "cache.enabled is false"),
+        ({"upstreams": ["http://localhost:8080/v1"]}, "problem", "is this gateway itself"),
+        ({"upstreams": ["http://gpu:1/v1", "http://gpu:1"]}, "warning", "is named twice"),
         ({"traces": {"exporter": "file"}}, "problem", "traces.file"),
         ({"encryption": {"key": "env:NO_SUCH_KEY"}}, "problem", "NO_SUCH_KEY"),
         ({"tls": {"certificate": "/no/file", "key": "/no/key"}}, "problem", "tls.certificate"),
@@ -82,7 +84,11 @@ async def test_a_certificate_that_ends_is_told_in_time(tmp_path: Path, days: int
     ("values", "words"),
     [
         ({"host": "0.0.0.0", "tls": {"certificate": "c", "key": "k"}}, "admin_key is not set"),  # noqa: S104
-        ({"host": "0.0.0.0", "admin_key": "k"}, "without TLS"),  # noqa: S104
+        ({"host": "0.0.0.0", "admin_key": "k" * 48}, "without TLS"),  # noqa: S104
+        (
+            {"host": "0.0.0.0", "admin_key": "k", "tls": {"certificate": "c", "key": "k"}},  # noqa: S104
+            "admin_key has 1 characters",
+        ),
         ({"keys": {"required": True}}, "without an admin_key"),
         ({"security": {"hosts": ["*"]}}, "security.hosts is *"),
         ({"security": {"urls": "any"}}, "security.urls is any"),
@@ -101,7 +107,7 @@ async def test_a_credential_that_anybody_may_spend_is_a_problem() -> None:
     """An upstream with the operator's credential, an open address and no keys."""
     tls = {"certificate": "c", "key": "k"}
     server = {"url": "https://api.example.com/v1", "name": "provider", "api_key": "env:KEY"}
-    values = {"host": "0.0.0.0", "admin_key": "k", "tls": tls, "upstreams": [server]}  # noqa: S104
+    values = {"host": "0.0.0.0", "admin_key": "k" * 48, "tls": tls, "upstreams": [server]}  # noqa: S104
     (only,) = await check_exposure(settings(**values))
     assert (only.status, "provider" in only.summary, "keys.required" in only.advice) == ("problem", True, True)
     (fine,) = await check_exposure(settings(**values, keys={"required": True}))

@@ -154,6 +154,19 @@ async def test_servers_that_are_away_or_silent_are_problems(monkeypatch: pytest.
     assert any(each.status == "ok" and "lists a" in each.summary for each in findings)
 
 
+async def test_a_proxy_of_the_environment_is_named_where_it_misleads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway uses none, which a host that only a proxy reaches makes hard to see."""
+    away = f"http://127.0.0.1:{free_port()}/v1"
+    for name in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    (without,) = await found(away)
+    assert "HTTPS_PROXY" not in without.advice
+    monkeypatch.setenv("HTTPS_PROXY", "http://user:word@proxy:3128")
+    (named,) = await found(away)
+    assert "HTTPS_PROXY of the environment is not used" in named.advice
+    assert "word" not in named.advice
+
+
 @pytest.mark.parametrize(
     ("ahead", "age", "status"), [(0, 0, "ok"), (-90, 0, "warning"), (90, 0, "warning"), (-90, 90, "ok")]
 )
