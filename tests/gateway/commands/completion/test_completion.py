@@ -74,6 +74,14 @@ def in_bash(script: Path, *words: str) -> list[str]:
     return done.stdout.split()
 
 
+def in_fish(script: Path, *words: str) -> list[str]:
+    """The same of fish, without the descriptions."""
+    command = ["fish", "-c", f"source {script}; complete -C '{' '.join(words)}'"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    assert done.stderr == ""
+    return [word.split("\t")[0] for word in done.stdout.splitlines()]
+
+
 def test_a_help_is_read_in_argparses_form() -> None:
     """Options with their values and choices, commands, arguments; nothing of the examples."""
     command = Command((), "")
@@ -146,17 +154,17 @@ def test_the_script_has_no_fault_of_syntax(scripts: dict[str, Path], shell: str)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("shell", [shell for shell in HERE if shell == "fish"])
-def test_fish_completes(scripts: dict[str, Path], shell: str) -> None:
-    """Commands, options and values, each with its description."""
-    for line, expected in (
-        ("keepgate ser", ["serve"]),
-        ("keepgate keys create --cache ", ["bypass", "read-only", "use"]),
-        ("keepgate backend --kv-memory 3GiB --devi", ["--device"]),
+@pytest.mark.parametrize("shell", [shell for shell in HERE if shell != "zsh"])
+def test_shells_complete_alike(scripts: dict[str, Path], shell: str) -> None:
+    """Commands, options and values in bash, and in fish where it is installed."""
+    for words, expected in (
+        (("keepgate", "ser"), ["serve"]),
+        (("keepgate", "keys", "create", "--cache", ""), ["bypass", "read-only", "use"]),
+        (("keepgate", "backend", "--kv-memory", "3GiB", "--devi"), ["--device"]),
+        (("keepgate", "completion", ""), ["bash", "fish", "zsh"]),
     ):
-        command = [shell, "-c", f"source {scripts['fish']}; complete -C '{line}'"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-        assert [word.split("\t")[0] for word in done.stdout.splitlines()] == expected
+        complete = in_bash if shell == "bash" else in_fish
+        assert sorted(complete(scripts[shell], *words)) == expected
 
 
 def test_what_a_help_says_cannot_end_a_quotation() -> None:
