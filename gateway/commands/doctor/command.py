@@ -76,7 +76,9 @@ async def _with_progress(checks: list[Check]) -> list[Finding]:
 
     def show(check: Check) -> None:
         waiting.remove(check.name)
-        sys.stderr.write(f"\r\x1b[Kchecking {', '.join(waiting)} …" if waiting else "\r\x1b[K")
+        # A line that the terminal breaks could not be taken back.
+        line = f"checking {', '.join(waiting)} …"[: shutil.get_terminal_size().columns - 1]
+        sys.stderr.write(f"\r\x1b[K{line}" if waiting else "\r\x1b[K")
         sys.stderr.flush()
 
     return await run_checks(checks, show)
