@@ -6,11 +6,11 @@ import sys
 import tomllib
 from pathlib import Path
 
+from tests.compose.base_images import PYTHON, ROOT
 from tests.compose.engine import run
 
-ROOT = Path(__file__).resolve().parents[2]
-# The images' Python, which need not be the one that runs the tests.
-PYTHON_VERSION = "3.11"
+# The images' Python, which need not be the one that runs the tests. To the last figure: packages ask for it.
+PYTHON_VERSION = re.findall(r":([\d.]+)", PYTHON)[0]
 
 
 def prepare(folder: Path) -> Path:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.compose import base_images, build_context
 from tests.compose.engine import engine
-from tests.compose.stack import Stack
+from tests.compose.stack import SERVICES, Stack
 
 IMAGES = ("prepare", "backend", "gateway", "gateway-semantic")
 
@@ -43,5 +43,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 @pytest.fixture
 def stack(built: Stack) -> Stack:
     """The same with all services well, whatever a test before has done to them."""
-    built.up()
+    if not built.healthy().issuperset(SERVICES):
+        built.up()
     return built

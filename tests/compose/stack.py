@@ -74,6 +74,11 @@ class Stack:
         """Return once a service says that it is well."""
         until(lambda: self.health(service) == "healthy", within, lambda: self.logs(service))
 
+    def healthy(self) -> set[str]:
+        """The services that say that they are well."""
+        own = ("--filter", f"label=com.docker.compose.project={self.project}", "--filter", "health=healthy")
+        return set(self.engine.docker("ps", *own, "--format", '{{.Label "com.docker.compose.service"}}').split())
+
     def health(self, service: str) -> str:
         """``starting``, ``healthy`` or ``unhealthy``; nothing where there is no container."""
         try:
