@@ -48,7 +48,7 @@ class _Run:
 
 
 async def measure(quick: bool) -> Figure:
-    rounds, seconds = (1, 3.0) if quick else (5, 12.0)
+    rounds, seconds = (1, 3.0) if quick else (3, 10.0)
     rows: list[Row] = []
     for rate in (100.0, 300.0):
         beside = [await _round(rate, seconds, number) for number in range(rounds)]

@@ -37,11 +37,11 @@ function request()
 end
 """
 _DISTINCT = """
-local number = {first}
+local number, last = {first}, {last}
 local head = "POST {path} HTTP/1.1\\r\\nHost: localhost\\r\\nContent-Type: application/json\\r\\n{authorization}"
 local before, after = head .. "Content-Length: {length}\\r\\n\\r\\n" .. [==[{before}]==], [==[{after}]==]
 function request()
-  number = number + 1
+  number = number < last and number + 1 or {first} + 1
   return before .. string.format("%0{digits}d", number) .. after
 end
 """
@@ -86,7 +86,8 @@ class DistinctRequests:
         self._next = 1
 
     def script(self, at_most: int, pause: float, server: Server | None = None) -> str:
-        """For `at_most` requests; each connection waits up to `pause` seconds, evenly spread, before its next one.
+        """For `at_most` requests, which then come again; each connection waits up to `pause` seconds, evenly spread,
+        before its next one.
 
         They have the key of `server`, if it has one.
         """
@@ -95,6 +96,7 @@ class DistinctRequests:
         length = len(before) + NUMBER_DIGITS + len(after)
         requests = _DISTINCT.format(
             first=first,
+            last=first + at_most,
             path=CHAT_PATH,
             length=length,
             before=before,
