@@ -211,23 +211,15 @@ class RedisStore:
                 known[scope.decode()] = token.decode()
         return known
 
-    async def usage(self) -> tuple[int | None, int | None]:
-        """(keys in the database, bytes the servers use), of all masters; None where Redis does not tell.
+    async def used_bytes(self) -> int | None:
+        """The memory that the servers use, of all masters; None where Redis does not tell. Raises StoreUnavailable."""
 
-        Raises StoreUnavailable.
-        """
-
-        async def ask() -> tuple[int | None, int | None]:
-            keys: list[Any] = []
-            used: list[Any] = []
+        async def ask() -> int | None:
+            used = []
             for server in await self._topology.masters():
-                count, memory = await server.ask(("DBSIZE",), ("INFO", "memory"))
-                keys.append(count)
+                (memory,) = await server.ask(("INFO", "memory"))
                 used.append(info_fields(memory).get("used_memory", ""))
-            return (
-                sum(keys) if all(isinstance(count, int) for count in keys) else None,
-                sum(map(int, used)) if all(text.isdecimal() for text in used) else None,
-            )
+            return sum(map(int, used)) if all(text.isdecimal() for text in used) else None
 
         return await self._call(ask, _BACKGROUND_DEADLINE)
 

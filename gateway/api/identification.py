@@ -12,7 +12,9 @@ from gateway.tenants.callers import Callers
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 # What says nothing of any tenant, and metrics, which name teams with what they cost.
-_OPEN = frozenset({"/", "/health", "/ready", "/metrics", "/openapi.json"})
+_OPEN = frozenset({"/", "/dashboard", "/health", "/ready", "/metrics", "/openapi.json"})
+# Its files have no data.
+_DASHBOARD = "/dashboard/"
 # What an operator uses, whose key is no virtual key; handlers that also serve tenants ask for the caller themselves.
 _OPERATORS = frozenset({"cache", "keys", "teams", "costs", "routing", "requests"})
 
@@ -22,7 +24,7 @@ def identifying(callers: Callers) -> Middleware:
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path not in _OPEN and CALLER not in request:
+        if request.path not in _OPEN and not request.path.startswith(_DASHBOARD) and CALLER not in request:
             if _first_part(request.path) in _OPERATORS:
                 await _identify_tenant(request, callers)
             else:

@@ -7,6 +7,7 @@ from aiohttp import web
 
 from gateway.api import anthropic, batches, generate, handlers, ollama, page, responses, whole
 from gateway.api.app_keys import SETTINGS
+from gateway.api.dashboard import dashboard
 from gateway.api.identification import identifying
 from gateway.api.openapi.document import openapi_handler
 from gateway.api.operator import (
@@ -106,6 +107,7 @@ def build_application(settings: Settings, callers: Callers, parts: Mapping[web.A
             *(batches.ROUTES if settings.batches.enabled else ()),
             web.route("*", "/v1/{rest:.+}", handlers.forward),
             web.get("/", page.show),
+            *dashboard.ROUTES,
             web.get("/openapi.json", openapi_handler(application)),
             web.get("/health", handlers.health),
             web.get("/ready", handlers.ready),

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.clients.node import Node, install, npm_cache
-from tests.gateway.conftest import pytest_asyncio_loop_factories, stage
+from tests.gateway.conftest import folder, pytest_asyncio_loop_factories, shared_valkey, stage, valkey
 
-__all__ = ["pytest_asyncio_loop_factories", "stage"]
+__all__ = ["folder", "pytest_asyncio_loop_factories", "shared_valkey", "stage", "valkey"]
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 from gateway.api.openapi.keepgate_schemas import CacheStats
 from gateway.api.openapi.openai_schemas import ChatCompletionRequest
-from gateway.api.openapi.operation import JSON, Operation, Parameter
+from gateway.api.openapi.operation import JSON, TEXT, Operation, Parameter
 from gateway.api.operator.entries import CacheEntry, EntryPage
 from gateway.api.operator.explanation import RequestExplanation
 from gateway.api.operator.requests import RecentRequestList
@@ -74,7 +74,7 @@ INSPECTION_OPERATIONS: dict[tuple[str, str], Operation] = {
         description="The body is JSON Lines: requests, or lines of a batch. They are a batch of the caller's, which "
         "has a low priority and goes on after a restart; what the cache has is not computed again.",
         query=(Parameter("path", "The endpoint of all; /v1/chat/completions by default.", {"enum": list(ENDPOINTS)}),),
-        body={"application/jsonl": {"type": "string"}},
+        body={"text/plain": TEXT},
         answer={JSON: Batch},
         errors=(400, 401, 404, 408, 413, 507),
     ),

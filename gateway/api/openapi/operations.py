@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from gateway.api.dashboard.dashboard import PARTS
 from gateway.api.openapi import anthropic_schemas as anthropic
 from gateway.api.openapi import file_schemas as files
 from gateway.api.openapi import keepgate_schemas as keepgate
@@ -356,6 +357,16 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         **_STORES,
     ),
     ("GET", "/"): _own("Health", "A page for a browser, with a chat to try", {"text/html": TEXT}),
+    ("GET", "/dashboard"): _own(
+        "Health", "A page for operators, which asks for the admin key where one is set", {"text/html": TEXT}
+    ),
+    ("GET", "/dashboard/{file}"): _own(
+        "Health",
+        "A file of the dashboard",
+        {"text/javascript": TEXT, "text/css": TEXT},
+        (404,),
+        path={"file": {"enum": list(PARTS)}},
+    ),
     ("GET", "/openapi.json"): _own("Health", "This document", {JSON: {"type": "object"}}),
     ("GET", "/health"): _own("Health", "The process answers", keepgate.Health),
     ("GET", "/ready"): _own(
