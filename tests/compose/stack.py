@@ -3,7 +3,6 @@
 import http.client
 import json
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.compose.engine import Engine, run
+from tests.compose.monitoring import free_port
 
 HEALTHY_WITHIN = 120.0  # seconds, for a service once all that it waits for is healthy
 POLL = 0.3  # seconds
@@ -28,13 +28,6 @@ class Reply:
     status: int
     headers: dict[str, str]
     body: bytes
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def until(condition: Callable[[], bool], within: float, said: Callable[[], str]) -> None:
