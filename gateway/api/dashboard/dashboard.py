@@ -5,7 +5,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-_FOLDER = Path(__file__).parent / "assets"
+_FOLDER = Path(__file__).parent
 _TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
 _FILES = {
     path.name: (path.read_bytes(), _TYPES[path.suffix[1:]]) for path in _FOLDER.iterdir() if path.suffix[1:] in _TYPES
