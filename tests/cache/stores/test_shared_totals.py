@@ -12,18 +12,9 @@ from cache.errors import StoreUnavailable
 from cache.stores.redis_store import RedisStore, open_redis_store
 from cache.stores.shared_totals import Bucket, Names, SharedTotals, writing_at_the_end
 from tests.cache.valkey import Valkey
+from tests.clock import Clock
 
 HOUR = Bucket("475000", 7200)
-
-
-class Clock:
-    """Stands still."""
-
-    def __init__(self) -> None:
-        self.now = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def totals_of(redis: RedisStore | None, title: str, clock: Clock | None = None) -> SharedTotals:

@@ -13,22 +13,13 @@ from gateway.costs.pricing import Charge
 from gateway.costs.report import InvalidPeriod, read_time, report
 from tests.cache.entries.entry_examples import entry
 from tests.cache.valkey import Valkey
+from tests.clock import Clock
 
 KEEP = 10 * 86_400.0
 NOW = 1_800_000_000.0
 HOUR = int(NOW) // 3600
 ENTRY = entry(model="m", upstream="u", repeat_cost=0.25, prompt_tokens=10, completion_tokens=5, cached_tokens=2)
 MISS = Charge("m", "u", prompt_tokens=10, completion_tokens=5, cost=0.5, repeat_cost=0.25)
-
-
-class Clock:
-    """Stands still, at an hour that no other test uses."""
-
-    def __init__(self) -> None:
-        self.now = NOW
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -52,7 +43,7 @@ async def totals(ledger: Ledger) -> dict[Group, dict[str, int]]:
 @pytest.mark.parametrize("shared", [False, True], ids=["memory", "redis"])
 async def test_requests_are_added_up(store: RedisStore, shared: bool) -> None:
     """Misses, hits and joined flights have groups of their own; money is in nano-dollars."""
-    ledger = Ledger(store if shared else None, KEEP, Clock())
+    ledger = Ledger(store if shared else None, KEEP, Clock(NOW))
     ledger.record(MISS, "key_1", "web")
     ledger.record(MISS.joined(), "key_1", "web")
     for _ in range(3):
@@ -77,7 +68,7 @@ async def test_requests_are_added_up(store: RedisStore, shared: bool) -> None:
 
 async def test_what_has_no_price_is_counted_apart(store: RedisStore) -> None:
     """A request without a known cost, or a hit without a known saving, adds nothing to the money."""
-    ledger = Ledger(store, KEEP, Clock())
+    ledger = Ledger(store, KEEP, Clock(NOW))
     ledger.record(Charge("m", "u"))
     ledger.hit(entry(model="m", upstream="u", repeat_cost=None, prompt_tokens=0, completion_tokens=0), "exact")
     assert await totals(ledger) == {
@@ -88,7 +79,7 @@ async def test_what_has_no_price_is_counted_apart(store: RedisStore) -> None:
 
 async def test_processes_add_to_the_same_totals(store: RedisStore) -> None:
     """Ledgers of two processes are one sum, in the hour of each request, and expire with it."""
-    clock = Clock()
+    clock = Clock(NOW)
     ledgers = [Ledger(store, KEEP, clock) for _ in range(2)]
     for ledger in ledgers:
         ledger.record(MISS)
@@ -104,7 +95,7 @@ async def test_processes_add_to_the_same_totals(store: RedisStore) -> None:
 async def test_nothing_is_lost_while_redis_is_away(own_valkey: Valkey) -> None:
     """Requests are counted while Redis is frozen, and are in Redis once each when it is back."""
     async with open_redis_store(own_valkey.url, 1.0) as store:
-        ledger = Ledger(store, KEEP, Clock())
+        ledger = Ledger(store, KEEP, Clock(NOW))
         ledger.record(MISS)
         own_valkey.freeze()
         with pytest.raises(StoreUnavailable):
@@ -128,7 +119,7 @@ async def test_the_end_writes_what_is_left(store: RedisStore, raw: Any) -> None:
 
 async def test_groups_are_bounded() -> None:
     """Beyond the bound the names that clients choose are other, and no request is missed."""
-    ledger = Ledger(None, KEEP, Clock())
+    ledger = Ledger(None, KEEP, Clock(NOW))
     for number in range(6000):
         ledger.record(Charge(f"model {number}", "u"), f"key {number}", "web")
     found = await totals(ledger)
@@ -145,7 +136,7 @@ async def test_groups_are_bounded() -> None:
 
 async def test_old_hours_are_forgotten_without_redis() -> None:
     """Memory keeps what Redis would."""
-    clock = Clock()
+    clock = Clock(NOW)
     ledger = Ledger(None, 7200, clock)
     ledger.record(MISS)
     ledger.collect()
@@ -156,7 +147,7 @@ async def test_old_hours_are_forgotten_without_redis() -> None:
 
 async def test_rows_are_by_what_is_asked_for() -> None:
     """Rows are summed over what is not asked for, filtered, and sorted by money."""
-    ledger = Ledger(None, KEEP, Clock())
+    ledger = Ledger(None, KEEP, Clock(NOW))
     ledger.record(MISS, "key_1", "web")
     ledger.record(Charge("cheap", "u", cost=0.125), "key_1", "web")
     ledger.hit(ENTRY, "exact", "key_2", "ops")
@@ -179,7 +170,7 @@ def test_metrics_have_the_money() -> None:
         metrics.flush()
         return metrics.registry.get_sample_value(f"keepgate_{name}_total", labels) or 0.0
 
-    ledger = Ledger(None, KEEP, Clock())
+    ledger = Ledger(None, KEEP, Clock(NOW))
     before = value("cost_dollars", model="m", layer="none"), value("team_saved_dollars", team="web")
     ledger.record(MISS, "key_1", "web")
     ledger.hit(ENTRY, "exact", "key_1", "web")

@@ -9,22 +9,13 @@ from cache.stores.redis_store import RedisStore, open_redis_store
 from gateway.telemetry.record import RequestRecord
 from gateway.telemetry.statistics import ALL, COUNTERS, Statistics, _percentiles, open_statistics
 from tests.cache.valkey import Valkey
+from tests.clock import Clock
 from tests.gateway.client import Client, chat
 from tests.gateway.conftest import Stage
 
 STATS = "/v1/cache/stats"
 NOW = 1_800_000_030.0
 """Half a minute after the begin of a minute."""
-
-
-class Clock:
-    """Stands still."""
-
-    def __init__(self) -> None:
-        self.now = NOW
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -53,7 +44,7 @@ async def of(statistics: Statistics, window: str, *names: str) -> dict[str, int]
 @pytest.mark.parametrize("shared", [False, True], ids=["memory", "redis"])
 async def test_requests_are_counted_by_what_became_of_them(store: RedisStore, shared: bool) -> None:
     """In all, and by model, key and namespace; money in nano-dollars."""
-    statistics = Statistics(store if shared else None, 86_400, Clock())
+    statistics = Statistics(store if shared else None, 86_400, Clock(NOW))
     outcomes = [
         (MISS, "computed"),
         (HIT, "exact"),
@@ -81,7 +72,7 @@ async def test_requests_are_counted_by_what_became_of_them(store: RedisStore, sh
 
 async def test_a_window_slides(store: RedisStore) -> None:
     """The oldest minute counts for the part of it that lies in the window; hours and all time keep everything."""
-    clock = Clock()
+    clock = Clock(NOW)
     statistics = Statistics(store, 86_400, clock)
     for _ in range(100):
         statistics.count(HIT, 2.0)
@@ -109,7 +100,7 @@ async def test_processes_add_up_and_a_restart_loses_nothing(store: RedisStore) -
 
 async def test_names_are_bounded() -> None:
     """Names that clients invent end up as other, and no request is missed."""
-    statistics = Statistics(None, 86_400, Clock())
+    statistics = Statistics(None, 86_400, Clock(NOW))
     for number in range(600):
         statistics.count(record(cache="miss", model=f"model {number}"), 2.0)
     found = await statistics.window("1h")
@@ -119,7 +110,7 @@ async def test_names_are_bounded() -> None:
 
 async def test_the_timeline_has_each_minute() -> None:
     """The oldest first, minutes without requests as well."""
-    clock = Clock()
+    clock = Clock(NOW)
     statistics = Statistics(None, 86_400, clock)
     statistics.count(HIT, 2.0)
     statistics.collect()
@@ -136,7 +127,7 @@ async def test_the_timeline_has_each_minute() -> None:
 
 async def test_durations_are_percentiles() -> None:
     """Of the time to the first byte and between tokens of streams, by hit and miss."""
-    statistics = Statistics(None, 86_400, Clock())
+    statistics = Statistics(None, 86_400, Clock(NOW))
     for number in range(100):
         statistics.count(record(cache="hit", layer="exact", first_byte_at=0.75 + number / 1e5), 2.0)
     streamed = record(cache="miss", stream=True, completion_tokens=11, first_byte_at=1.75)
