@@ -1,7 +1,7 @@
 """A gateway with everything on that a team's operator has: virtual keys, limits, costs, and traces of 1 %."""
 
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -34,13 +34,18 @@ _LIMITS = {
 
 @asynccontextmanager
 async def gateway_with_everything(
-    *upstreams: str, on: frozenset[int], workers: int = 1, redis: str = "embedded", **settings: str
+    *upstreams: str,
+    on: frozenset[int],
+    workers: int = 1,
+    redis: str = "embedded",
+    program: Sequence[str] = ("-m", "gateway"),
+    **settings: str,
 ) -> AsyncIterator[Server]:
     """As `gateway`; the server has the key for its requests."""
     with tempfile.TemporaryDirectory(prefix="keepgate-bench-") as folder:
         traces = str(Path(folder, "traces.jsonl"))
         everything = {**_SETTINGS, "traces_file": traces, **settings}
-        async with gateway(*upstreams, on=on, workers=workers, redis=redis, **everything) as started:
+        async with gateway(*upstreams, on=on, workers=workers, redis=redis, program=program, **everything) as started:
             operator = replace(started, key=ADMIN_KEY)
             await _call(operator, "PUT", "/v1/teams/team", {"limits": _LIMITS})
             made = await _call(operator, "POST", "/v1/keys", {"name": "app", "team": "team", "limits": _LIMITS})

@@ -155,9 +155,14 @@ async def _wait_until_listening(
 
 @asynccontextmanager
 async def gateway(
-    *upstreams: str, on: frozenset[int], redis: str = "embedded", workers: int = 1, **settings: str
+    *upstreams: str,
+    on: frozenset[int],
+    redis: str = "embedded",
+    workers: int = 1,
+    program: Sequence[str] = ("-m", "gateway"),
+    **settings: str,
 ) -> AsyncIterator[Server]:
-    """`keepgate serve`. Its embedded store runs on the other cores of the load.
+    """`keepgate serve`, by this `program` for Python. Its embedded store runs on the other cores of the load.
 
     `settings` are KEEPGATE_* variables without their prefix, such as `cache_memory="64MiB"`.
     """
@@ -166,7 +171,7 @@ async def gateway(
         environment = {f"KEEPGATE_{name.upper()}": value for name, value in settings.items()}
         environment |= {"KEEPGATE_STATE_DIR": state, "KEEPGATE_LOG_LEVEL": "error"}
         words = [word for url in upstreams for word in ("--upstream", url)]
-        command = [sys.executable, "-m", "gateway", "serve", "--port", str(port), "--redis", redis, *words]
+        command = [sys.executable, *program, "serve", "--port", str(port), "--redis", redis, *words]
         if workers > 1:
             command += ["--workers", str(workers)]
         async with server(command, port, on, environment) as started:

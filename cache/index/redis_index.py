@@ -67,8 +67,10 @@ class RedisIndex:
 
     def hit(self, entry_id: str) -> None:
         hits = self._hits
-        if entry_id in hits or len(hits) < _MAX_WAITING:
-            hits[entry_id] = hits.get(entry_id, 0) + 1
+        if (count := hits.get(entry_id)) is not None:
+            hits[entry_id] = count + 1
+        elif len(hits) < _MAX_WAITING:
+            hits[entry_id] = 1
 
     async def write_behind(self) -> None:
         """Write each second what was stored, and each five seconds what was served; runs as long as it is used."""

@@ -60,12 +60,10 @@ class RecentRequests:
 
     def __init__(self, redis: RedisStore | None) -> None:
         self._redis = redis
-        self._waiting: deque[tuple[RequestRecord, float, float]] = deque(maxlen=_PER_FLUSH)
+        self._waiting: deque[RequestRecord] = deque(maxlen=_PER_FLUSH)
+        self.note = self._waiting.append
+        """Takes the record of a request that has ended; it is read when it is written."""
         self._kept: deque[RecentRequest] = deque(maxlen=_KEPT)
-
-    def note(self, record: RequestRecord, ended: float) -> None:
-        """A request has ended at `ended`, by `time.monotonic()`; it is read when it is written."""
-        self._waiting.append((record, ended, time.time()))
 
     async def flush_forever(self) -> None:
         """Write each second what has ended. What a Redis that is away does not take is given up."""
@@ -76,7 +74,8 @@ class RecentRequests:
 
     async def flush(self) -> None:
         """Raises StoreUnavailable."""
-        waiting = [_told(*each) for each in self._waiting]
+        since_start = time.time() - time.monotonic()
+        waiting = [_told(record, since_start + record.ended) for record in self._waiting]
         self._waiting.clear()
         if self._redis is None:
             self._kept.extend(waiting)
@@ -97,7 +96,9 @@ class RecentRequests:
         return sorted(found, key=lambda each: -each.time)
 
 
-def _told(record: RequestRecord, ended: float, now: float) -> RecentRequest:
+def _told(record: RequestRecord, ended: float) -> RecentRequest:
+    """`ended` in Unix seconds."""
+
     def short(text: str) -> str:
         return text[:_MAX_TEXT]
 
@@ -106,10 +107,10 @@ def _told(record: RequestRecord, ended: float, now: float) -> RecentRequest:
         for name in ("status", "cache", "layer", "stream", "key", "namespace", "prompt_tokens", "completion_tokens")
     }
     return RecentRequest(
-        time=round(now, 3),
+        time=round(ended, 3),
         id=record.request_id,
         path=short(record.path),
-        seconds=round(ended - record.began, 6),
+        seconds=round(record.ended - record.began, 6),
         family=record.family,
         model=short(record.model),
         upstream=short(record.upstream),

@@ -31,6 +31,7 @@ class RequestRecord(msgspec.Struct):
     path: str
     """Without the query, as it was sent."""
     began: float
+    ended: float = 0.0
     span: Span = NO_SPAN
     """Of the whole request."""
     route: str = ""

@@ -63,11 +63,11 @@ class RequestLog:
 
     def finish(self, record: RequestRecord) -> None:
         """The response has been sent, or was broken off; the record is complete."""
-        ended = time.monotonic()
+        ended = record.ended = time.monotonic()
         self.in_flight -= 1
         if record.family:
-            self._statistics.count(record, ended)
-            self._recent.note(record, ended)
+            self._statistics.count(record)
+            self._recent.note(record)
             cache = record.cache or "none"
             metrics.request_seconds.labels(record.family, cache).observe(ended - record.began)
             if record.first_byte_at and cache != "hit":
@@ -75,7 +75,7 @@ class RequestLog:
         if record.span.is_recorded:
             _end_span(record)
         if self.settings.requests != "none" and self._is_told(record):
-            fields = _fields(record, ended)
+            fields = _fields(record)
             log.info("%s", _Line(record, fields), extra={"fields": fields})
 
     def _is_told(self, record: RequestRecord) -> bool:
@@ -99,13 +99,13 @@ def _shown(value: object) -> str:
     return text if text.isprintable() and " " not in text else repr(text)
 
 
-def _fields(record: RequestRecord, ended: float) -> dict[str, Any]:
+def _fields(record: RequestRecord) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "request_id": record.request_id,
         "method": record.method,
         "path": record.path[:_MAX_TEXT],
         "status": record.status,
-        "duration": round(ended - record.began, 6),
+        "duration": round(record.ended - record.began, 6),
     }
     if record.first_byte_at:
         fields["time_to_first_byte"] = round(record.first_byte_at - record.began, 6)

@@ -110,56 +110,54 @@ class Statistics:
         """`keep` is for how many seconds the sums of an hour are kept."""
         self._keep = max(HOUR, round(keep))
         self._clock = clock
-        self._groups: dict[tuple[str, str, str, str, str], list[Any]] = {}
-        self._durations: dict[tuple[str, str], list[int]] = {}
+        self._groups: dict[tuple[str, str, str, str, str], tuple[list[Any], list[int]]] = {}
+        self._tokens = [0] * len(_CLASS_NAMES)
         self._names: dict[str, set[str]] = {}
         self._names_of = 0
         self.totals = SharedTotals(redis, "statistics", ("dimension", "name"), COUNTERS, lambda _: ALL, clock)
         self.classes = SharedTotals(redis, "durations", ("kind", "cache"), _CLASS_NAMES, lambda names: names, clock)
         self._read: dict[tuple[SharedTotals, int], tuple[float, Totals]] = {}
 
-    def count(self, record: RequestRecord, ended: float) -> None:
-        """Count a request for an answer that has ended at `ended`, by `time.monotonic()`."""
-        names = (record.cache, record.layer, record.model, record.key, record.namespace)
-        sums = self._groups.get(names)
-        if sums is None:
-            sums = self._groups.setdefault(names, [0, 0, 0, 0.0, 0.0, 0.0])
+    def count(self, record: RequestRecord) -> None:
+        """Count a request for an answer that has ended."""
+        cache = record.cache
+        names = (cache, record.layer, record.model, record.key, record.namespace)
+        group = self._groups.get(names)
+        if group is None:
+            group = self._groups.setdefault(names, ([0, 0, 0, 0.0, 0.0, 0.0], [0] * len(_CLASS_NAMES)))
+        sums, first_bytes = group
         sums[0] += 1
         sums[1] += record.prompt_tokens
         sums[2] += record.completion_tokens
         sums[3] += record.saved_seconds
-        sums[4] += record.cost or 0.0
-        sums[5] += record.saving or 0.0
-        if record.cache:
-            hit = "hit" if record.cache == "hit" else "miss"
-            self._measure("first_byte", hit, record.first_byte_at - record.began)
-            if record.stream and hit == "miss" and record.completion_tokens > 1:
-                self._measure("token", hit, (ended - record.first_byte_at) / (record.completion_tokens - 1))
-
-    def _measure(self, kind: str, cache: str, seconds: float) -> None:
-        counts = self._durations.get((kind, cache))
-        if counts is None:
-            counts = self._durations.setdefault((kind, cache), [0] * len(_CLASS_NAMES))
-        counts[bisect_left(_CLASSES, seconds)] += 1
+        if record.cost:
+            sums[4] += record.cost
+        if record.saving:
+            sums[5] += record.saving
+        first_bytes[bisect_left(_CLASSES, record.first_byte_at - record.began)] += 1
+        if cache != "hit" and cache and record.stream and record.completion_tokens > 1:
+            seconds = (record.ended - record.first_byte_at) / (record.completion_tokens - 1)
+            self._tokens[bisect_left(_CLASSES, seconds)] += 1
 
     def collect(self) -> None:
         """Bring what was counted into the sums of its minute and hour, and those of all time."""
         now = int(self._clock())
         groups, self._groups = self._groups, {}
-        durations, self._durations = self._durations, {}
+        durations = {("token", "miss"): self._tokens}
+        self._tokens = [0] * len(_CLASS_NAMES)
         minute, hour = Bucket(f"minute:{now // MINUTE}", _MINUTES_KEPT), Bucket(f"hour:{now // HOUR}", self._keep)
         sums: dict[Names, list[int]] = {}
-        for names, counted in groups.items():
+        for names, (counted, first_bytes) in groups.items():
+            if names[0]:
+                _add(durations.setdefault(("first_byte", _hit_or_miss(names[0])), [0] * len(_CLASS_NAMES)), first_bytes)
             counts = _counts(*names[:2], *counted)
             for group in (ALL, *self._groups_of(now // HOUR, *names[2:])):
-                into = sums.setdefault(group, [0] * len(COUNTERS))
-                for place, count in enumerate(counts):
-                    into[place] += count
+                _add(sums.setdefault(group, [0] * len(COUNTERS)), counts)
         for group, counts in sums.items():
             for bucket in (minute, hour, _EVER):
                 self.totals.add(bucket, group, counts)
         for kind, counts in durations.items():
-            for bucket in (minute, hour):
+            for bucket in (minute, hour) if any(counts) else ():
                 self.classes.add(bucket, kind, counts)
 
     def _groups_of(self, hour: int, model: str, key: str, namespace: str) -> Iterable[Names]:
@@ -239,6 +237,15 @@ class Statistics:
             if minute < int(now) // MINUTE:
                 self._read[store, minute] = (now, totals)
         return [read_now[minute] if minute in read_now else self._read[store, minute][1] for minute in minutes]
+
+
+def _add(sums: list[int], counts: Sequence[int]) -> None:
+    for place, count in enumerate(counts):
+        sums[place] += count
+
+
+def _hit_or_miss(cache: str) -> str:
+    return "hit" if cache == "hit" else "miss"
 
 
 def _counts(

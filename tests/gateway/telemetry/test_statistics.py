@@ -26,7 +26,7 @@ async def store(valkey: Valkey) -> AsyncIterator[RedisStore]:
 
 def record(**fields: Any) -> RequestRecord:
     known = {"family": "chat.completions", "model": "m", "namespace": "ns", "first_byte_at": 1.0, **fields}
-    return RequestRecord("id", "POST", "/v1/chat/completions", began=0.75, **known)
+    return RequestRecord("id", "POST", "/v1/chat/completions", began=0.75, ended=2.0, **known)
 
 
 MISS = record(cache="miss", prompt_tokens=10, completion_tokens=5, cost=0.5)
@@ -56,7 +56,7 @@ async def test_requests_are_counted_by_what_became_of_them(store: RedisStore, sh
         (record(cache="miss", model="other", key="key_1", namespace="theirs"), "computed"),
     ]
     for each, _ in outcomes:
-        statistics.count(each, 2.0)
+        statistics.count(each)
     found = await of(statistics, "1m")
     assert found.pop("requests") == len(outcomes)
     assert (found.pop("cost"), found.pop("saving"), found.pop("saved_ms")) == (500_000_000, 250_000_000, 1500)
@@ -75,7 +75,7 @@ async def test_a_window_slides(store: RedisStore) -> None:
     clock = Clock(NOW)
     statistics = Statistics(store, 86_400, clock)
     for _ in range(100):
-        statistics.count(HIT, 2.0)
+        statistics.count(HIT)
     await of(statistics, "1m")
     clock.now += 60  # of the minute of the requests, half lies in the last sixty seconds
     assert (await of(statistics, "1m"))["requests"] == 50
@@ -91,7 +91,7 @@ async def test_processes_add_up_and_a_restart_loses_nothing(store: RedisStore) -
     """Statistics of all processes that share a Redis are one."""
     for _ in range(2):
         async with open_statistics(store, 86_400) as statistics:
-            statistics.count(MISS, 2.0)
+            statistics.count(MISS)
     async with open_statistics(store, 86_400) as statistics:
         assert (await of(statistics, "all"))["computed"] == 2
         (last,) = (await statistics.timeline(0, 0, 60))[:1]
@@ -102,7 +102,7 @@ async def test_names_are_bounded() -> None:
     """Names that clients invent end up as other, and no request is missed."""
     statistics = Statistics(None, 86_400, Clock(NOW))
     for number in range(600):
-        statistics.count(record(cache="miss", model=f"model {number}"), 2.0)
+        statistics.count(record(cache="miss", model=f"model {number}"))
     found = await statistics.window("1h")
     models = {names[1]: counts[0] for names, counts in found.items() if names[0] == "model"}
     assert (len(models), models["other"], sum(models.values())) == (501, 100, 600)
@@ -112,10 +112,10 @@ async def test_the_timeline_has_each_minute() -> None:
     """The oldest first, minutes without requests as well."""
     clock = Clock(NOW)
     statistics = Statistics(None, 86_400, clock)
-    statistics.count(HIT, 2.0)
+    statistics.count(HIT)
     statistics.collect()
     clock.now += 120
-    statistics.count(MISS, 2.0)
+    statistics.count(MISS)
     minute = int(clock.now) // 60
     found = await statistics.timeline(minute - 2, minute, 60)
     assert [(begun, totals.get(ALL, [0])[0]) for begun, totals in found] == [
@@ -129,9 +129,9 @@ async def test_durations_are_percentiles() -> None:
     """Of the time to the first byte and between tokens of streams, by hit and miss."""
     statistics = Statistics(None, 86_400, Clock(NOW))
     for number in range(100):
-        statistics.count(record(cache="hit", layer="exact", first_byte_at=0.75 + number / 1e5), 2.0)
+        statistics.count(record(cache="hit", layer="exact", first_byte_at=0.75 + number / 1e5))
     streamed = record(cache="miss", stream=True, completion_tokens=11, first_byte_at=1.75)
-    statistics.count(streamed, 2.0)
+    statistics.count(streamed)
     found = await statistics.durations("1m")
     hits = found["first_byte", "hit"]
     assert hits.p50 is not None
