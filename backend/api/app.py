@@ -46,6 +46,7 @@ def create_app(model: ServedModel, engine_config: EngineConfig, tracing: Tracing
             web.get("/v1/models", status_handlers.list_models),
             web.get("/v1/models/{model:.+}", status_handlers.get_model),
             web.get("/v1/model/info", status_handlers.model_info),
+            web.get("/engine", status_handlers.engine_status),
             web.get("/health", status_handlers.health),
             web.get("/ready", status_handlers.ready),
             web.get("/metrics", status_handlers.metrics),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from backend.engine.async_engine import StepReport
+from backend.engine.model_runner import BLOCK_SIZE
 from backend.engine.stats import EngineStats
 from backend.prefixes.metrics import PrefixCollector
 
@@ -112,13 +114,13 @@ class Metrics:
         first_time = gauge("first_time_rows_ratio", "Share of tokens computed for the first time, over recent steps.")
         first_time.set_function(lambda: self._recent_share(4, 2))
         gauge("tokens_per_second", "Tokens generated per second by all sequences, over the last 10 s.").set_function(
-            self._device_rate
+            lambda: self._rates()[1]
         )
         gauge("kv_blocks", "KV blocks in all.").set(stats.free_blocks + stats.held_blocks)
         # Recent steps: used slots, slots, rows, rows with padding, rows computed for the first time.
         self._recent: deque[tuple[int, int, int, int, int]] = deque(maxlen=_RECENT_STEPS)
-        # Recent seconds: time and number of tokens.
-        self._generated: deque[tuple[float, int]] = deque()
+        # Recent seconds: time, tokens of prompts computed, tokens generated.
+        self._tokens: deque[tuple[float, int, int]] = deque()
 
     @property
     def stats(self) -> EngineStats:
@@ -135,8 +137,10 @@ class Metrics:
             rows = stats.computed_rows - before.computed_rows
             padded = rows + stats.padding_rows - before.padding_rows
             self._recent.append((slots, stats.max_batch, rows, padded, stats.first_time_rows - before.first_time_rows))
-        if generated := stats.generated_tokens - before.generated_tokens:
-            self._generated.append((time.monotonic(), generated))
+        prefilled = stats.prompt_tokens - before.prompt_tokens
+        generated = stats.generated_tokens - before.generated_tokens
+        if prefilled or generated:
+            self._tokens.append((time.monotonic(), prefilled, generated))
             self._drop_old()
         for histogram, values in (
             (self._queue_seconds, timings.queued),
@@ -152,16 +156,48 @@ class Metrics:
 
     def _drop_old(self) -> None:
         oldest = time.monotonic() - _RATE_SECONDS
-        while self._generated and self._generated[0][0] < oldest:
-            self._generated.popleft()
+        while self._tokens and self._tokens[0][0] < oldest:
+            self._tokens.popleft()
 
     def _recent_share(self, part: int, whole: int) -> float:
         recent = tuple(self._recent)
         return sum(step[part] for step in recent) / max(1, sum(step[whole] for step in recent))
 
-    def _device_rate(self) -> float:
+    def _rates(self) -> tuple[float, float]:
+        """Tokens of prompts computed, and tokens generated, per second."""
         self._drop_old()
-        return sum(count for _, count in self._generated) / _RATE_SECONDS
+        prefilled, generated = (sum(step[place] for step in self._tokens) for place in (1, 2))
+        return prefilled / _RATE_SECONDS, generated / _RATE_SECONDS
+
+    def status(self) -> dict[str, Any]:
+        """What the engine does now, as ``GET /engine`` has it. Shares are of the last steps, rates of the last 10 s,
+        counts since the start.
+        """
+        stats = self.stats
+        prefill_rate, decode_rate = self._rates()
+        return {
+            "batch": {
+                "running": stats.running,
+                "waiting": stats.waiting,
+                "max_batch": stats.max_batch,
+                "fill": self._recent_share(0, 1),
+                "padding": 1.0 - self._recent_share(2, 3) if self._recent else 0.0,
+            },
+            "kv_blocks": {
+                "total": stats.free_blocks + stats.held_blocks,
+                "held": stats.held_blocks,
+                "cached": stats.cached_blocks,
+                "tokens_per_block": BLOCK_SIZE,
+            },
+            "tokens": {
+                "prompt": stats.prompt_tokens,
+                "generated": stats.generated_tokens,
+                "prefill_per_second": prefill_rate,
+                "decode_per_second": decode_rate,
+            },
+            "prefix_cache": {"tokens_asked": stats.prefix_cache_queries, "tokens_found": stats.prefix_cache_hits},
+            "preemptions": stats.preemptions,
+        }
 
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes."""

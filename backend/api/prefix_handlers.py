@@ -31,7 +31,7 @@ async def prefix_blocks(request: web.Request) -> web.StreamResponse:
 
 async def describe_prefixes(request: web.Request) -> web.Response:
     """``GET /v1/prefix``: what there is, what it has saved, and what was decided."""
-    return json_response(_description(request.app[STATE], _opened(request)))
+    return json_response(describe_store(request.app[STATE], _opened(request)))
 
 
 async def look_up_prefix(request: web.Request) -> web.Response:
@@ -94,7 +94,8 @@ async def _find(request: web.Request) -> tuple[int, PrefixLocation]:
     return len(tokens), found
 
 
-def _description(state: ServerState, opened: OpenStore) -> dict[str, Any]:
+def describe_store(state: ServerState, opened: OpenStore) -> dict[str, Any]:
+    """What the tiers hold, what they have saved, and what was decided."""
     store, stats = opened.store, state.metrics.stats
     figures, config = store.figures, opened.config
     restored = {name: figures.restored[name] * BLOCK_SIZE for name in (*store.tiers, PEERS)}
@@ -156,6 +157,7 @@ def _counts(counts: TierCounts) -> dict[str, Any]:
         "misses": counts.misses,
         "writes": counts.writes,
         "evictions": counts.evictions,
+        "bytes_read": counts.bytes_read,
         "gigabytes_per_second": counts.bytes_read / counts.read_seconds / 1e9 if counts.read_seconds else None,
         "bad_frames": dict(counts.bad_frames),
         "rejected": dict(counts.rejected),

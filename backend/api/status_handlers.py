@@ -6,6 +6,7 @@ from aiohttp import web
 
 from backend.api.http_body import json_response
 from backend.api.metrics import CONTENT_TYPE
+from backend.api.prefix_handlers import describe_store
 from backend.api.server_state import STATE, ServerState
 from backend.engine.async_engine import NOT_RUNNING
 from backend.errors import Unavailable
@@ -30,6 +31,22 @@ async def model_info(request: web.Request) -> web.Response:
     state = request.app[STATE]
     lossy = state.prefix_config.lossy_codec if state.prefix_config is not None else None
     return json_response(describe(state.model, state.metrics.stats, lossy.name if lossy is not None else None))
+
+
+async def engine_status(request: web.Request) -> web.Response:
+    """``GET /engine``: what the engine does now, and what its prefix store has done; null without one."""
+    state = request.app[STATE]
+    opened = state.opened_store
+    return json_response(
+        {
+            "object": "keepgate.engine",
+            "model": state.model.name,
+            "runner": state.model.runner.name,
+            "alive": state.engine.alive,
+            **state.metrics.status(),
+            "prefix_store": None if opened is None else describe_store(state, opened),
+        }
+    )
 
 
 async def health(request: web.Request) -> web.Response:

@@ -158,8 +158,10 @@ async def test_the_description_and_the_metrics_agree(served: Served) -> None:
     assert about["tiers"]["memory"]["tokens_saved"] == first
     assert about["tiers"]["memory"]["hits"] == blocks == about["decisions"]["fetched_blocks"]["memory"]
     assert about["tiers"]["memory"]["gigabytes_per_second"] > 0
+    assert about["tiers"]["memory"]["bytes_read"] > 0
     assert about["tiers"]["disk"]["blocks"] >= blocks
     assert about["tokens_saved"] == 2 * first
+    assert (await said(served, "GET", "/engine"))["prefix_store"] == about
     async with served.client.get("/metrics") as response:
         metrics = await response.text()
     assert f'keepgate_backend_prefix_restored_tokens_total{{tier="memory"}} {float(first)}' in metrics

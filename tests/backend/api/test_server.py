@@ -253,6 +253,35 @@ async def test_health_ready_and_metrics(server: Served) -> None:
     assert float(lines['keepgate_backend_requests_total{endpoint="/v1/completions",status="200"}']) == 1
 
 
+async def test_the_engine_says_what_it_does(server: Served) -> None:
+    """`/engine` has the batch, KV blocks and rates while an answer is computed; without a prefix store it says so."""
+
+    async def status() -> Any:
+        async with server.client.get("/engine") as response:
+            assert response.status == 200
+            return await response.json()
+
+    idle = await status()
+    total = server.state.model.runner.num_blocks
+    assert (idle["object"], idle["model"], idle["alive"]) == ("keepgate.engine", MODEL, True)
+    assert idle["batch"] == {"running": 0, "waiting": 0, "max_batch": 8, "fill": 0.0, "padding": 0.0}
+    assert (idle["kv_blocks"]["total"], idle["kv_blocks"]["held"]) == (total, 0)
+    assert idle["tokens"] == {"prompt": 0, "generated": 0, "prefill_per_second": 0.0, "decode_per_second": 0.0}
+    assert idle["prefix_store"] is None
+
+    body = {"model": MODEL, "prompt": COUNTING, "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    async with server.client.post(COMPLETIONS, json=body) as response:
+        await response.content.readuntil(b"\n\n")
+        busy = await status()
+    assert (busy["batch"]["running"], busy["batch"]["fill"]) == (1, 1 / 8)
+    assert 0 < busy["kv_blocks"]["held"] < total
+    prompt = await server.post("/tokenize", prompt=COUNTING)
+    assert busy["tokens"]["prompt"] == prompt["count"] > 0
+    assert busy["tokens"]["prefill_per_second"] == prompt["count"] / 10
+    assert busy["tokens"]["decode_per_second"] > 0
+    assert busy["prefix_cache"] == {"tokens_asked": prompt["count"], "tokens_found": 0}
+
+
 async def test_a_client_that_leaves_frees_its_blocks(server: Served) -> None:
     """A client that disconnects during a stream, or while it waits for a whole answer, frees its blocks."""
     body = {"model": MODEL, "prompt": COUNTING, "max_tokens": 1500, "ignore_eos": True, "stream": True}
