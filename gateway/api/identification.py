@@ -16,7 +16,8 @@ _OPEN = frozenset({"/", "/dashboard", "/health", "/ready", "/metrics", "/openapi
 # Its files have no data.
 _DASHBOARD = "/dashboard/"
 # What an operator uses, whose key is no virtual key; handlers that also serve tenants ask for the caller themselves.
-_OPERATORS = frozenset({"cache", "keys", "teams", "costs", "routing", "requests"})
+_OPERATORS = frozenset({"cache", "keys", "teams", "budgets", "costs", "routing", "requests", "engines"})
+_RELAY = "/v1/{rest}"
 
 
 def identifying(callers: Callers) -> Middleware:
@@ -25,7 +26,7 @@ def identifying(callers: Callers) -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path not in _OPEN and not request.path.startswith(_DASHBOARD) and CALLER not in request:
-            if _first_part(request.path) in _OPERATORS:
+            if _first_part(request.path) in _OPERATORS and not _is_relayed(request):
                 await _identify_tenant(request, callers)
             else:
                 request[CALLER] = await callers.identify(request.headers)
@@ -37,6 +38,12 @@ def identifying(callers: Callers) -> Middleware:
 def _first_part(path: str) -> str:
     """The first part of a path below /v1."""
     return path.removeprefix("/v1/").partition("/")[0] if path.startswith("/v1/") else ""
+
+
+def _is_relayed(request: web.Request) -> bool:
+    """Whether there is no route of the gateway's own, so that an upstream gets the request."""
+    resource = request.match_info.route.resource
+    return resource is not None and resource.canonical == _RELAY
 
 
 async def _identify_tenant(request: web.Request, callers: Callers) -> None:

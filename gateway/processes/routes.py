@@ -11,7 +11,9 @@ from gateway.api.dashboard import dashboard
 from gateway.api.identification import identifying
 from gateway.api.openapi.document import openapi_handler
 from gateway.api.operator import (
+    budgets,
     costs,
+    engines,
     entries,
     explanation,
     keys,
@@ -100,6 +102,8 @@ def build_application(settings: Settings, callers: Callers, parts: Mapping[web.A
             web.route("*", "/v1/keys{rest:(/.*)?}", handlers.not_found),
             web.route("*", "/v1/teams{rest:(/.*)?}", handlers.not_found),
             web.get("/v1/costs", costs.get_costs),
+            web.get("/v1/budgets", budgets.list_budgets),
+            web.get("/v1/engines", engines.list_engines),
             web.get("/v1/requests", requests.list_requests),
             web.get("/v1/routing", routing.describe),
             web.put("/v1/routing/{model:.+}", routing.override),

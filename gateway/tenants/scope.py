@@ -30,6 +30,11 @@ class Scope:
         """-1 for none."""
         return self.numbers[which - 1]
 
+    @property
+    def spent_key(self) -> str:
+        """Where Redis has what was spent by day and month."""
+        return self.keys[2]
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -63,15 +68,20 @@ class Refusal:
         return RateLimited(f"{whose} may have {what}; try again in {wait:.0f} s.", wait, figures)
 
 
+def scope_of_key(key: VirtualKey) -> Scope:
+    """The key's own, which may have no limit. Those of a key and its team are in one hash slot of a cluster."""
+    return Scope("key", key.name, _numbers(key.limits), _keys(f"{_place(key.team or key.id)}:key:{key.id}"))
+
+
+def scope_of_team(name: str, limits: Limits) -> Scope:
+    """Of all keys of a team together; it may have no limit."""
+    return Scope("team", name, _numbers(limits), _keys(f"{_place(name)}:team"))
+
+
 def scopes_of(key: VirtualKey) -> tuple[Scope, ...]:
-    """The scopes that have limits. All of one key and its team are in one hash slot of a cluster."""
-    place = f"keepgate:{{limits:{key.team or key.id}}}"
-    scopes: list[Scope] = []
-    if any(number >= 0 for number in _numbers(key.limits)):
-        scopes.append(Scope("key", key.name, _numbers(key.limits), _keys(f"{place}:key:{key.id}")))
-    if any(number >= 0 for number in _numbers(key.team_limits)):
-        scopes.append(Scope("team", key.team, _numbers(key.team_limits), _keys(f"{place}:team")))
-    return tuple(scopes)
+    """The scopes that have limits: the key's and its team's."""
+    scopes = (scope_of_key(key), *((scope_of_team(key.team, key.team_limits),) if key.team else ()))
+    return tuple(scope for scope in scopes if any(number >= 0 for number in scope.numbers))
 
 
 def rate_headers(name: str, limit: int, remaining: int, wait: float) -> dict[str, str]:
@@ -101,6 +111,10 @@ def _numbers(limits: Limits) -> tuple[int, ...]:
         *(-1 if count is None else count for count in counts),
         *(-1 if budget is None else round(budget * NANO) for budget in budgets),
     )
+
+
+def _place(name: str) -> str:
+    return f"keepgate:{{limits:{name}}}"
 
 
 def _keys(prefix: str) -> tuple[str, ...]:

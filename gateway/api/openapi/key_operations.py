@@ -1,9 +1,9 @@
-"""The operations of virtual keys and teams, which need the admin key."""
+"""The operations of virtual keys, teams and budgets, which need the admin key."""
 
 from typing import Any
 
 from gateway.api.openapi.operation import BODY_ERRORS, JSON, Operation
-from gateway.api.operator import keys
+from gateway.api.operator import budgets, keys
 from gateway.tenants.key_changes import KeyChanges, NewKey, Rotation, TeamLimits
 
 
@@ -34,5 +34,8 @@ KEY_OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/teams/{name}"): _operation("One team", keys.TeamObject, 404),
     ("PUT", "/v1/teams/{name}"): _operation(
         "Make a team, or replace its limits", keys.TeamObject, *BODY_ERRORS, body={JSON: TeamLimits}
+    ),
+    ("GET", "/v1/budgets"): _operation(
+        "Budgets of keys and teams, with what is spent of them today and this month (UTC)", budgets.BudgetList, 400
     ),
 }

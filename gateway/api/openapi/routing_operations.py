@@ -1,8 +1,9 @@
-"""The operations of routing, which need the admin key."""
+"""The operations of routing and of upstreams, which need the admin key."""
 
 from msgspec import Struct
 
 from gateway.api.openapi.operation import BODY_ERRORS, JSON, Operation
+from gateway.api.operator.engines import EngineList
 from gateway.routing.table import Source
 from gateway.settings.upstreams import Strategy
 
@@ -71,6 +72,15 @@ ROUTING_OPERATIONS: dict[tuple[str, str], Operation] = {
         summary="Let the settings say the strategy of a model again",
         answer={JSON: ChangedStrategy},
         errors=(401, 403, 503),
+        operator=True,
+    ),
+    ("GET", "/v1/engines"): Operation(
+        tag="Routing",
+        summary="What each upstream that is Keepgate's engine does now",
+        description="Batch, queue, padding, KV blocks, tokens a second, and the tiers of its prefix store. Each"
+        " upstream is asked, and has two seconds.",
+        answer={JSON: EngineList},
+        errors=(400, 401, 403),
         operator=True,
     ),
 }

@@ -70,7 +70,7 @@ class TeamList(msgspec.Struct, kw_only=True):
 
 async def create_key(request: web.Request) -> web.Response:
     """POST /v1/keys."""
-    registry = _registry(request)
+    registry = registry_of(request)
     key, secret = await registry.create(await _read(request, NewKey))
     audit(request, "key.create", key.id, name=key.name, team=key.team, models=key.models, limits=key.limits)
     return _json(KeyWithSecret(**_fields(key), secret=secret))
@@ -78,17 +78,17 @@ async def create_key(request: web.Request) -> web.Response:
 
 async def list_keys(request: web.Request) -> web.Response:
     """GET /v1/keys."""
-    return _json(KeyList(data=[Key(**_fields(key)) for key in await _registry(request).keys()]))
+    return _json(KeyList(data=[Key(**_fields(key)) for key in await registry_of(request).keys()]))
 
 
 async def get_key(request: web.Request) -> web.Response:
     """GET /v1/keys/{id}."""
-    return _json(Key(**_fields(await _registry(request).get(request.match_info["id"]))))
+    return _json(Key(**_fields(await registry_of(request).get(request.match_info["id"]))))
 
 
 async def change_key(request: web.Request) -> web.Response:
     """PATCH /v1/keys/{id}."""
-    registry = _registry(request)
+    registry = registry_of(request)
     changes = await _read(request, KeyChanges)
     key = await registry.change(request.match_info["id"], changes)
     audit(request, "key.change", key.id, changes=changes)
@@ -97,14 +97,14 @@ async def change_key(request: web.Request) -> web.Response:
 
 async def revoke_key(request: web.Request) -> web.Response:
     """DELETE /v1/keys/{id}."""
-    key = await _registry(request).revoke(request.match_info["id"])
+    key = await registry_of(request).revoke(request.match_info["id"])
     audit(request, "key.revoke", key.id)
     return _json(Key(**_fields(key)))
 
 
 async def rotate_key(request: web.Request) -> web.Response:
     """POST /v1/keys/{id}/rotate."""
-    registry = _registry(request)
+    registry = registry_of(request)
     rotation = await _read(request, Rotation) if request.can_read_body else Rotation()
     key, secret = await registry.rotate(request.match_info["id"], rotation)
     audit(request, "key.rotate", key.id)
@@ -113,17 +113,17 @@ async def rotate_key(request: web.Request) -> web.Response:
 
 async def list_teams(request: web.Request) -> web.Response:
     """GET /v1/teams."""
-    return _json(TeamList(data=[_team(team) for team in await _registry(request).teams()]))
+    return _json(TeamList(data=[_team(team) for team in await registry_of(request).teams()]))
 
 
 async def get_team(request: web.Request) -> web.Response:
     """GET /v1/teams/{name}."""
-    return _json(_team(await _registry(request).team(request.match_info["name"])))
+    return _json(_team(await registry_of(request).team(request.match_info["name"])))
 
 
 async def set_team(request: web.Request) -> web.Response:
     """PUT /v1/teams/{name}: makes the team, or replaces its limits."""
-    registry = _registry(request)
+    registry = registry_of(request)
     name = checked_name(request.match_info["name"])
     team = Team(name=name, limits=(await _read(request, TeamLimits)).limits)
     await registry.set_team(team)
@@ -144,7 +144,7 @@ ROUTES = (
 )
 
 
-def _registry(request: web.Request) -> KeyRegistry:
+def registry_of(request: web.Request) -> KeyRegistry:
     """The keys, for an operator alone. Raises AdminKeyRequired, AdminForbidden and CacheUnavailable."""
     require_operator(request)
     registry = request.app.get(REGISTRY)
