@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from cache.entries.entry import Entry
+from cache.entries.entry import Entry, Tag
 from cache.entries.generations import Generations, Purge, Scope, new_purge, purge_before, purge_of
 from cache.entries.key import Key, namespace_of
 from cache.entries.outcomes import Failed, Hit, Miss, Tier
@@ -59,6 +59,10 @@ class ExactCache:
         """What an entry of a request that begins now must carry."""
         return self._generations.current(namespace, model)
 
+    def tagged(self, names: Iterable[str]) -> tuple[Tag, ...]:
+        """The tags that an entry of a request that begins now must carry."""
+        return self._generations.tagged(names)
+
     @property
     def purges(self) -> int:
         """Changes whenever a purge becomes known."""
@@ -68,7 +72,11 @@ class ExactCache:
         """Whether the entry is from after the last purge that concerns it."""
         generations = self._generations
         is_current = entry.generation == generations.current(namespace_of(entry.id), entry.model)
-        return is_current and entry.created >= generations.before
+        return (
+            is_current
+            and entry.created >= generations.before
+            and (not entry.tags or generations.are_current(entry.tags))
+        )
 
     async def lookup(self, key: Key) -> Hit | Miss | Failed:
         """The answer to the request with this key."""
@@ -152,14 +160,17 @@ class ExactCache:
         """
         await self._purge(new_purge(scope, name))
 
-    async def purge_before(self, time: float) -> None:
-        """Make every answer that was computed before `time`, Unix seconds, count no more, as `purge` does."""
-        await self._purge(purge_before(time))
+    async def purge_before(self, time: float, layer: str = "") -> None:
+        """Make every answer that was computed before `time`, Unix seconds, count no more, as `purge` does.
 
-    @property
-    def purged_before(self) -> float:
-        """Unix time before which no answer counts."""
-        return self._generations.before
+        With a layer it is no answer to similar questions any more, and stays what it is in the exact cache.
+        """
+        # An earlier time would take the place of a later one in Redis until a worker that knows both tells it again.
+        await self._purge(purge_before(max(time, self._generations.purged_before(layer)), layer))
+
+    def purged_before(self, layer: str) -> float:
+        """Unix time before which no answer counts in a layer."""
+        return max(self._generations.before, self._generations.purged_before(layer))
 
     async def _purge(self, purge: Purge) -> None:
         self._generations.apply(purge)
@@ -209,7 +220,7 @@ class ExactCache:
             await self._sweep()
         if lost:
             await self.redis.restore_generations(lost)
-        if (later := self._generations.later_than(tokens)) is not None:
+        for later in self._generations.later_than(tokens):
             await self._publish(self.redis, later)
         if undone := self._generations.undone_in(tokens):
             await self._purge_again(self.redis, undone)

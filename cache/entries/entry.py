@@ -1,6 +1,6 @@
 """What the cache keeps for a request: one whole answer and what it cost to compute."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 import xxhash
@@ -34,14 +34,22 @@ Family = Literal[
 ]
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):  # gc: it refers to nothing but scalars
+class Tag(NamedTuple):
+    """A name that a client gave a request, and the purge state of all answers of this name when the request began."""
+
+    name: str
+    generation: str
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):  # gc: nothing of it refers to it
     """A complete answer in the form of a response that is not streamed.
 
     `body` is the JSON text of the response object: the upstream's own bytes if it did not stream, else assembled from
     the chunks with nothing left out. With a `content_type` it is what that says, as the upstream sent it. `created` is
     Unix time in seconds, `fresh_for` a lifetime in seconds. `generation` is the purge state under which the request
     began: an entry from before a purge never counts. `cost` is what it cost in US dollars, `repeat_cost` what the same
-    request would have cost again; None where that is not known. `asked` is an encoded Fingerprint of the request.
+    request would have cost again; None where that is not known. `asked` is an encoded Fingerprint of the request, and
+    `tags` are what its client called it.
     """
 
     id: str
@@ -63,6 +71,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):  # gc: it r
     written_tokens: Count = 0
     upstream: str = ""
     asked: bytes = b""
+    tags: tuple[Tag, ...] = ()
 
     def age(self, now: float) -> float:
         """Seconds since the answer was computed; a clock that went back counts as zero."""

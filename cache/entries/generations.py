@@ -1,17 +1,19 @@
 """Which entries have been purged, without touching the entries.
 
-A purge gives its scope (everything, one namespace, one model) a new token. An entry has the tokens under which its
-request began and is valid only while they are all current, so a purge is one write however many entries it concerns,
-and an answer that was being computed during a purge is not kept either. A purge by age is a time before which no answer
-counts; of two such times the later one holds.
+A purge gives its scope (everything, one namespace, one model, one tag) a new token. An entry has the tokens under which
+its request began and is valid only while they are all current, so a purge is one write however many entries it
+concerns, and an answer that was being computed during a purge is not kept either. A purge by age or of a layer is a
+time before which no answer counts; of two such times the later one holds.
 """
 
 import secrets
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, cast
 
-Scope = Literal["all", "namespace", "model", "before"]
+from cache.entries.entry import Tag
+
+Scope = Literal["all", "namespace", "model", "tag", "layer", "before"]
 _NEVER_PURGED = "0"
 # Of each scope, how many former tokens are recognised.
 _FORMER_TOKENS = 64
@@ -21,8 +23,8 @@ _LATEST = 1e11
 
 
 class Purge(NamedTuple):
-    """Everything (`name` is empty), one namespace, or one model; `token` is the scope's new generation. The token of
-    "before" is a time, Unix seconds: answers from before then are purged.
+    """Everything (`name` is empty), one namespace, model or tag; `token` is the scope's new generation. The token of
+    "before" and of a layer is a time, Unix seconds: answers from before then are purged.
     """
 
     scope: Scope
@@ -39,9 +41,9 @@ def new_purge(scope: Scope, name: str = "") -> Purge:
     return Purge(scope, name, secrets.token_hex(6))
 
 
-def purge_before(time: float) -> Purge:
-    """A purge of answers that were computed before `time`, Unix seconds."""
-    return Purge("before", "", repr(float(time)))
+def purge_before(time: float, layer: str = "") -> Purge:
+    """A purge of answers that were computed before `time`, Unix seconds; of one layer, or everywhere."""
+    return Purge("layer" if layer else "before", layer, repr(float(time)))
 
 
 class Generations:
@@ -50,6 +52,7 @@ class Generations:
     def __init__(self) -> None:
         self._tokens: dict[str, str] = {}
         self._former: dict[str, deque[str]] = {}
+        self._times: dict[str, float] = {}
         self.changes = 0
         self.before = 0.0
         """Unix time before which no answer counts."""
@@ -67,11 +70,23 @@ class Generations:
             )
         )
 
+    def tagged(self, names: Iterable[str]) -> tuple[Tag, ...]:
+        """These tags for an entry of a request that begins now."""
+        return tuple(Tag(name, self._tokens.get(_field("tag", name), _NEVER_PURGED)) for name in names)
+
+    def are_current(self, tags: Sequence[Tag]) -> bool:
+        """Whether none of these has been purged since its request began."""
+        return all(self._tokens.get(_field("tag", name), _NEVER_PURGED) == token for name, token in tags)
+
+    def purged_before(self, layer: str) -> float:
+        """The time of the last purge by age, Unix seconds, or that of a layer."""
+        return self._times.get(_field("layer", layer) if layer else _BEFORE, 0.0)
+
     def apply(self, purge: Purge) -> None:
         if purge.scope == "all" and self._tokens.get("all") != purge.token:
             self._forget_scopes()
-        if purge.scope == "before":
-            self._raise_before(purge.token)
+        if _is_time(purge.field):
+            self._raise_time(purge.field, purge.token)
         else:
             self._replace(purge.field, purge.token)
         self.changes += 1
@@ -87,8 +102,8 @@ class Generations:
         if "all" in tokens and "all" not in undone and tokens["all"] != self._tokens.get("all"):
             self._forget_scopes()
         for scope, token in tokens.items():
-            if scope == _BEFORE:
-                self._raise_before(token)
+            if _is_time(scope):
+                self._raise_time(scope, token)
             elif scope not in undone:
                 self._replace(scope, token)
         news = known != self._tokens
@@ -101,16 +116,21 @@ class Generations:
 
     def missing_from(self, tokens: Mapping[str, str]) -> dict[str, str]:
         """The scopes known here and not there, with their tokens."""
-        return {scope: token for scope, token in self._tokens.items() if scope not in tokens and scope != _BEFORE}
+        return {scope: token for scope, token in self._tokens.items() if scope not in tokens and not _is_time(scope)}
 
-    def later_than(self, tokens: Mapping[str, str]) -> Purge | None:
-        """The purge by age that is known here, if there is an earlier one or none there."""
-        return purge_before(self.before) if self.before > _time_of(tokens.get(_BEFORE, "0")) else None
+    def later_than(self, tokens: Mapping[str, str]) -> list[Purge]:
+        """The purges by time that are known here, of which there are earlier ones or none there."""
+        return [
+            purge_before(time, field.partition(":")[2])
+            for field, time in self._times.items()
+            if time > _time_of(tokens.get(field, "0"))
+        ]
 
-    def _raise_before(self, token: str) -> None:
-        if (time := _time_of(token)) > self.before:
-            self.before = time
-            self._tokens[_BEFORE] = token
+    def _raise_time(self, field: str, token: str) -> None:
+        if (time := _time_of(token)) > self._times.get(field, 0.0):
+            self._times[field] = time
+            self._tokens[field] = token
+            self.before = self._times.get(_BEFORE, 0.0)
 
     def _replace(self, scope: str, token: str) -> None:
         before = self._tokens.get(scope)
@@ -124,7 +144,7 @@ class Generations:
 
     def _forget_scopes(self) -> None:
         """No entry of before a purge of everything counts, whatever was purged before that."""
-        self._tokens = {scope: token for scope, token in self._tokens.items() if scope in ("all", _BEFORE)}
+        self._tokens = {scope: token for scope, token in self._tokens.items() if scope == "all" or _is_time(scope)}
         self._former = {scope: former for scope, former in self._former.items() if scope == "all"}
 
 
@@ -132,6 +152,10 @@ def purge_of(field: str) -> Purge:
     """A new purge of the scope with this field."""
     scope, _, name = field.partition(":")
     return new_purge(cast(Scope, scope), name)
+
+
+def _is_time(field: str) -> bool:
+    return field == _BEFORE or field.startswith("layer:")
 
 
 def _time_of(token: str) -> float:

@@ -135,7 +135,7 @@ class EntryDeleted(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
 class Purged(msgspec.Struct, frozen=True, array_like=True, tag="purged"):
     """A note: every entry of a scope is no longer kept; see `Purge` in cache/entries/generations.py.
 
-    `before` is the time of a purge by age, Unix seconds.
+    `before` is the time of a purge by age or of a layer, Unix seconds.
     """
 
     scope: Scope

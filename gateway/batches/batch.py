@@ -8,6 +8,7 @@ from multidict import CIMultiDictProxy
 
 from gateway.batches.folders import new_id
 from gateway.errors import InvalidRequest
+from gateway.http.cache_control import TAGS_HEADER
 from gateway.http.json_object import decode_object
 from gateway.proxy.inference_request import MAX_RISK_HEADER
 from gateway.tenants.credentials import KEY_HEADERS
@@ -32,6 +33,7 @@ _KEPT_HEADERS = (
     "openai-organization",
     "openai-project",
     MAX_RISK_HEADER,
+    TAGS_HEADER,
 )
 
 

@@ -28,7 +28,9 @@ examples:
 
 _CLEAR = "\x1b[H\x1b[2J"
 _WINDOWS = ("1m", "5m", "1h", "all")
-_FILTERS = ("model", "namespace", "key", "layer", "min_age", "max_age", "min_hits", "order", "text", "limit", "cursor")
+_FILTERS = ("model", "namespace", "key", "layer", "tag", "min_age", "max_age", "min_hits", "order", "text")
+_PAGE = ("limit", "cursor")
+_SCOPES = ("model", "namespace", "tag", "layer", "min_age", "tenant")
 _ID_SHOWN = 44
 _BAR = 30
 _POLL_SECONDS = 0.5
@@ -121,7 +123,7 @@ def _row(row: Mapping[str, Any]) -> list[str]:
 
 
 def _ls(client: OperatorClient, parsed: argparse.Namespace) -> int:
-    params = {name: value for name in _FILTERS if (value := getattr(parsed, name)) is not None}
+    params = {name: value for name in (*_FILTERS, *_PAGE) if (value := getattr(parsed, name)) is not None}
     answer = client.request("GET", "/v1/cache/entries", params)
     if parsed.json:
         print(json.dumps(answer, indent=2))
@@ -221,9 +223,10 @@ def _purge(client: OperatorClient, parsed: argparse.Namespace) -> int:
     if parsed.id:
         answer = client.request("DELETE", f"/v1/cache/entries/{parsed.id}")
     else:
-        names = [name for name in ("model", "namespace", "min_age", "tenant") if getattr(parsed, name) is not None]
+        names = [name for name in _SCOPES if getattr(parsed, name) is not None]
         if len(names) + parsed.all != 1:
-            raise OperatorError("say what to purge: an ID, or one of --model, --namespace, --min-age, --tenant, --all")
+            options = ", ".join(f"--{name.replace('_', '-')}" for name in (*_SCOPES, "all"))
+            raise OperatorError(f"say what to purge: an ID, or one of {options}")
         answer = client.request("DELETE", "/v1/cache", {name: getattr(parsed, name) for name in names})
     if parsed.json:
         print(json.dumps(answer, indent=2))
@@ -362,6 +365,7 @@ def _parser() -> argparse.ArgumentParser:
         ("namespace", "only of this namespace"),
         ("key", "only of this virtual key, by its id or name"),
         ("layer", "exact, or semantic: only what may answer similar questions"),
+        ("tag", "only answers to requests with this tag in x-keepgate-tags"),
         ("min-age", "at least so many seconds old"),
         ("max-age", "at most so many seconds old"),
         ("min-hits", "served at least so often"),
@@ -378,10 +382,12 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--path", help="the endpoint (/v1/chat/completions)")
     explain.add_argument("--namespace", help="of the tenant that would send it")
     explain.add_argument("--key", help="the virtual key that would send it, by its id or name")
-    purge = command("purge", "forget an entry, those of a model or a tenant, old ones, or all", _purge)
+    purge = command("purge", "forget an entry, those of a model, tag or tenant, old ones, or all", _purge)
     purge.add_argument("id", metavar="ID", nargs="?", help="one entry")
     purge.add_argument("--model", help="all of a model")
     purge.add_argument("--namespace", help="all of a namespace")
+    purge.add_argument("--tag", help="the answers to requests with this tag in x-keepgate-tags")
+    purge.add_argument("--layer", choices=("semantic",), help="answer no similar question from what is there now")
     purge.add_argument("--min-age", metavar="SECONDS", help="what is at least so old")
     purge.add_argument("--tenant", metavar="NAMESPACE", help="erase all that is stored of a namespace, and count it")
     purge.add_argument("--all", action="store_true", help="everything")

@@ -1,9 +1,16 @@
-"""The request directives of Cache-Control (RFC 9111, section 5.2.1)."""
+"""What a client asks of the cache: directives of Cache-Control (RFC 9111, section 5.2.1), and tags for its answer."""
 
 import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cache.entries.outcomes import Hit
+from gateway.errors import InvalidRequest
+
+TAGS_HEADER = "x-keepgate-tags"
+_MAX_TAGS = 16
+_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,26 @@ def parse_cache_control(header: str) -> CacheControl:
         min_fresh=_seconds(given["min-fresh"], math.inf) if "min-fresh" in given else 0.0,
         max_stale=_seconds(given["max-stale"] or "inf", 0.0) if "max-stale" in given else 0.0,
     )
+
+
+def tags_of(headers: Mapping[str, str]) -> tuple[str, ...]:
+    """What the client calls the answer to its request, for a purge of all answers of a name. Raises InvalidRequest."""
+    given = headers.get(TAGS_HEADER)
+    if given is None:
+        return ()
+    tags = tuple(dict.fromkeys(tag.strip() for tag in given.split(",")))
+    if len(tags) > _MAX_TAGS or not all(map(is_tag, tags)):
+        raise InvalidRequest(
+            f"'{TAGS_HEADER}' must be at most {_MAX_TAGS} names with commas between, each of up to 128 letters, digits "
+            "and ._:/@-, such as docs-v7, tenant:acme.",
+            param=TAGS_HEADER,
+        )
+    return tags
+
+
+def is_tag(text: str) -> bool:
+    """Whether a request can have this tag."""
+    return _TAG.fullmatch(text) is not None
 
 
 def _seconds(text: str, otherwise: float) -> float:

@@ -20,7 +20,7 @@ from gateway import metrics
 from gateway.costs.pricing import Charge
 from gateway.errors import GatewayError, InternalError, InvalidRequest, NotCached, UpstreamDisconnected, UpstreamError
 from gateway.http.background_tasks import BackgroundTasks
-from gateway.http.cache_control import CacheControl, parse_cache_control
+from gateway.http.cache_control import CacheControl, parse_cache_control, tags_of
 from gateway.http.json_object import decode_object
 from gateway.proxy.deadlines import deadline_in, outlasts, timeout_of, wait_until
 from gateway.proxy.lookup import count_lookup
@@ -60,6 +60,8 @@ class EmbeddingsRequest:
     cache_control: CacheControl
     timeout: float | None
     """Seconds that the client gives for the whole answer, if it says so."""
+    tags: tuple[str, ...] = ()
+    """What the client calls the answer."""
 
 
 @dataclass(eq=False, slots=True)
@@ -120,7 +122,17 @@ def parse_embeddings(
         raise InvalidRequest("The body is nested too deeply.") from error
     cache_control = parse_cache_control(", ".join(headers.getall("Cache-Control", ())))
     return EmbeddingsRequest(
-        caller, path, body, caller.forwarded(headers), fields, model, inputs, keys, cache_control, timeout_of(headers)
+        caller,
+        path,
+        body,
+        caller.forwarded(headers),
+        fields,
+        model,
+        inputs,
+        keys,
+        cache_control,
+        timeout_of(headers),
+        tags_of(headers),
     )
 
 
@@ -239,7 +251,7 @@ class Embeddings:
         self, asked: EmbeddingsRequest, wanted: Sequence[tuple[Key, Any]], batch: _Batch
     ) -> GatewayError | None:
         """Make the call, and fill the batch."""
-        generation = self._cache.generation(wanted[0][0].namespace, asked.model)
+        generation, tags = self._cache.generation(wanted[0][0].namespace, asked.model), self._cache.tagged(asked.tags)
         inputs = [item for _, item in wanted]
         batch.request = asked.body if inputs == asked.inputs else _encode({**asked.fields, "input": inputs})
         began = time.monotonic()
@@ -285,6 +297,7 @@ class Embeddings:
                 seconds=seconds / len(inputs),
                 repeat_cost=_part(batch.charge, tokens),
                 upstream=upstream.name,
+                tags=tags,
             )
         return None
 

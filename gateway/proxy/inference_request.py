@@ -18,7 +18,7 @@ from cache.index.fingerprint import encode_fingerprint, fingerprint
 from cache.semantic.messages import MAX_MODEL, MAX_TEXT
 from cache.semantic.question import Question, question_of
 from gateway.errors import InvalidRequest
-from gateway.http.cache_control import CacheControl, parse_cache_control
+from gateway.http.cache_control import CacheControl, parse_cache_control, tags_of
 from gateway.http.fetched_urls import check_urls
 from gateway.http.json_object import decode_object
 from gateway.proxy.deadlines import timeout_of
@@ -86,6 +86,8 @@ class InferenceRequest:
     """What a client of the Responses API refers to by `previous_response_id`, if it is kept here."""
     fingerprint: bytes = b""
     """What an entry remembers of the request, encoded."""
+    tags: tuple[str, ...] = ()
+    """What the client calls the answer."""
 
     @property
     def family(self) -> Family:
@@ -273,6 +275,7 @@ def parse_request(
         fallbacks=chosen.fallbacks,
         conversation=conversation or (),
         fingerprint=known,
+        tags=tags_of(headers),
     )
 
 
@@ -324,6 +327,7 @@ def parse_whole(
         named=named,
         timeout=timeout_of(headers),
         fingerprint=known,
+        tags=tags_of(headers),
     )
 
 

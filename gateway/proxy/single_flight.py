@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from cache.entries.entry import Entry
+from cache.entries.entry import Entry, Tag
 from cache.entries.key import Key
 from cache.entries.outcomes import Bypass, Outcome
 from cache.errors import StoreUnavailable
@@ -166,7 +166,7 @@ class SingleFlight:
         admission: Admission,
         keeps: bool,
     ) -> None:
-        generation = self._cache.generation(key.namespace, inference.model)
+        generation, tags = self._cache.generation(key.namespace, inference.model), self._cache.tagged(inference.tags)
         own = self._own_headers(inference, flight)
 
         async def request() -> UpstreamResponse:
@@ -208,7 +208,7 @@ class SingleFlight:
         if parse_cache_control(", ".join(flight.headers.getall("Cache-Control", ()))).no_store:
             metrics.not_stored.labels("upstream says no-store").inc()
             return
-        entry = self._entry(inference, key, flight, flight.recording, generation)
+        entry = self._entry(inference, key, flight, flight.recording, generation, tags)
         try:
             await self._cache.store(entry)
             metrics.stored.inc()
@@ -219,7 +219,13 @@ class SingleFlight:
             await self._semantic.record(inference, query, entry)
 
     def _entry(
-        self, inference: InferenceRequest, key: Key, flight: Flight, recording: Recording, generation: str
+        self,
+        inference: InferenceRequest,
+        key: Key,
+        flight: Flight,
+        recording: Recording,
+        generation: str,
+        tags: tuple[Tag, ...],
     ) -> Entry:
         prompt_tokens, completion_tokens = recording.usage or (0, 0)
         return Entry(
@@ -242,6 +248,7 @@ class SingleFlight:
             written_tokens=0 if flight.charge is None else flight.charge.written_tokens,
             upstream=flight.source.name if flight.source is not None else "",
             asked=inference.fingerprint,
+            tags=tags,
         )
 
 

@@ -14,6 +14,7 @@ from yarl import URL
 
 from gateway.costs.machine import Machine, MachineShare
 from gateway.errors import DeadlineExceeded, TooManyRequests, UpstreamDisconnected, UpstreamTimeout, UpstreamUnreachable
+from gateway.http.cache_control import TAGS_HEADER
 from gateway.http.tls import upstream_context
 from gateway.settings.settings import TimeoutSettings
 from gateway.settings.upstreams import BreakerSettings, UpstreamSettings
@@ -64,6 +65,7 @@ _DROPPED_REQUEST_HEADERS = HOP_BY_HOP | {
     "x-forwarded-proto",
     "x-real-ip",
     PRIORITY_HEADER,
+    TAGS_HEADER,
     TIMEOUT_HEADER,
     # Set by the gateway alone: a client that set it could read another tenant's KV blocks.
     NAMESPACE_HEADER,

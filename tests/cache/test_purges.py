@@ -58,6 +58,43 @@ async def test_a_purge_is_seen_by_all_workers(
                 assert isinstance(await late.lookup(keys[owner]), Miss) == (owner in purged)
 
 
+async def test_a_purge_of_a_tag_is_seen_by_all_workers(valkey: Valkey) -> None:
+    """It concerns what has the tag, alone or with others; an answer that was being computed then is not kept."""
+    names = {key_of(1, A): ("x",), key_of(2, A): ("y", "x"), key_of(3, B): ("y",), key_of(4, B): ()}
+    purged = list(names)[:2]
+    async with worker(valkey.url) as one, worker(valkey.url) as other:
+        for key, tags in names.items():
+            await written(one, answer_to(one, key, tags=one.tagged(tags)))
+            assert await tier_of(other, key) == "redis"
+        late_answer = answer_to(other, key_of(5), tags=other.tagged(["x"]))
+        await one.purge("tag", "x")
+        for key in purged:
+            assert await is_gone(one, key)
+            await until(lambda key=key: is_gone(other, key), within=1)  # type: ignore[misc]
+        for key in set(names) - set(purged):
+            assert await tier_of(one, key) == await tier_of(other, key) == "memory"
+        await other.store(late_answer)
+        assert await is_gone(other, key_of(5))
+        async with worker(valkey.url) as late:
+            assert [await is_gone(late, key) for key in names] == [True, True, False, False]
+        await written(other, answer_to(other, key_of(5), tags=other.tagged(["x"])))
+        assert await tier_of(one, key_of(5)) == "redis"
+
+
+async def test_a_purge_of_a_layer_concerns_it_alone(valkey: Valkey) -> None:
+    """The answers count in the exact cache; processes that start later know the time as well."""
+    now = time.time()
+    async with worker(valkey.url) as one, worker(valkey.url) as other:
+        await written(one, answer_to(one, key_of(1), created=now - 1))
+        await one.purge_before(now, "semantic")
+        await one.purge_before(now - 9, "semantic")
+        assert await tier_of(one, key_of(1)) == "memory"
+        await until(lambda: other.purged_before("semantic") == now, within=1)
+        async with worker(valkey.url) as late:
+            assert late.purged_before("semantic") == now
+            assert late.purged_before("another") == 0.0
+
+
 async def test_a_purge_by_age_is_seen_by_all_workers(valkey: Valkey) -> None:
     """Also by those that start later; of two times the later one holds, and what is stored afterwards counts."""
     now = time.time()

@@ -13,6 +13,7 @@ from cache.semantic.policy.label import Label
 from cache.semantic.policy.ledger import Ledger
 from cache.semantic.policy.policy import Assessment, Decision, Evidence, Neighbourhood
 from cache.semantic.policy.posterior import JudgeError, Posterior, PosteriorState, vector
+from cache.semantic.policy.reliability import BOUNDS, Reliability, RiskClass, RiskClassFigures
 from cache.semantic.policy.state import freeze, thaw
 from cache.semantic.policy.wrong_answer_risk import MAX_PENALTIES, Penalty, WrongAnswerRisk
 
@@ -70,6 +71,7 @@ class BudgetPolicy:
         self.posterior = Posterior(judge)
         self._wrong_answer_risk = WrongAnswerRisk()
         self._judge = judge
+        self._reliability = Reliability()
         self.wrong_answers = WrongAnswers()
         self._ledger = Ledger(delta)
         self._load = AuditLoad(audit_share, chance)
@@ -109,6 +111,7 @@ class BudgetPolicy:
             # A judge who calls some of the same answers different makes that many of the right ones look wrong.
             self._count((not label.same) - (1.0 - self._judge.recall) * (1.0 - label.risk), label.risk)
         self.posterior.learn(features, label.same, label.chance if label.source == "user" else 1.0)
+        self._reliability.count(label)
 
     def settle(self, label: Label) -> None:
         self.wrong_answers.judged(label)
@@ -118,13 +121,20 @@ class BudgetPolicy:
     def snapshot(self) -> bytes:
         return freeze(
             _KIND,
-            _State(self.posterior.state(), self._audited_wrong, self._audited_risk, self._wrong_answer_risk.state()),
+            _State(
+                self.posterior.state(),
+                self._audited_wrong,
+                self._audited_risk,
+                self._wrong_answer_risk.state(),
+                self._reliability.state(),
+            ),
         )
 
     def restore(self, state: bytes) -> None:
         learned = thaw(state, _KIND, _State)
         self.posterior.restore(learned.posterior)
         self._wrong_answer_risk.restore(learned.penalties)
+        self._reliability.restore(learned.reliability)
         self._audited_wrong, self._audited_risk = learned.audited_wrong, learned.audited_risk
 
     def figures(self) -> dict[str, float]:
@@ -145,6 +155,9 @@ class BudgetPolicy:
             "recent_wrong": recent.wrong_share(self._judge).estimate,
             "recent_wrong_upper": recent.wrong_share(self._judge).upper,
         }
+
+    def reliability(self) -> list[RiskClassFigures]:
+        return self._reliability.figures(self._judge)
 
     def _decide(self, evidence: Evidence | None, max_risk: float, compares: bool) -> Decision:
         self._load.request()
@@ -184,6 +197,7 @@ class _State(msgspec.Struct, frozen=True, array_like=True):
     audited_wrong: _NotNegative
     audited_risk: _NotNegative
     penalties: Annotated[tuple[Penalty, ...], msgspec.Meta(max_length=MAX_PENALTIES)]
+    reliability: tuple[RiskClass, ...] = ()
 
     def __post_init__(self) -> None:
         # Nothing that was learned makes it less than what it began with.
@@ -191,3 +205,5 @@ class _State(msgspec.Struct, frozen=True, array_like=True):
             raise ValueError(f"audited_risk is {self.audited_risk}")
         if not math.isfinite(self.audited_wrong):
             raise ValueError(f"audited_wrong is {self.audited_wrong}")
+        if len(self.reliability) not in (0, len(BOUNDS)):
+            raise ValueError(f"reliability has {len(self.reliability)} classes of risk, and not {len(BOUNDS)}")

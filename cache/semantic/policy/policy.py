@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.semantic.policy.label import Label
+from cache.semantic.policy.reliability import RiskClassFigures
 
 Vector = npt.NDArray[np.float64]
 
@@ -112,4 +113,8 @@ class Policy(Protocol):
 
     def figures(self) -> dict[str, float]:
         """What an operator may want to see of it, by name."""
+        ...
+
+    def reliability(self) -> list[RiskClassFigures]:
+        """What was predicted and what judgements have shown, by classes of risk; empty for a policy without a budget."""
         ...

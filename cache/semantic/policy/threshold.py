@@ -5,6 +5,7 @@ import numpy as np
 
 from cache.semantic.policy.label import Label
 from cache.semantic.policy.policy import Assessment, Decision, Evidence, Neighbourhood
+from cache.semantic.policy.reliability import RiskClassFigures
 from cache.semantic.policy.state import freeze, thaw
 
 _NO_FEATURES = np.empty(0)
@@ -55,6 +56,9 @@ class ThresholdPolicy:
 
     def figures(self) -> dict[str, float]:
         return {"threshold": self._threshold}
+
+    def reliability(self) -> list[RiskClassFigures]:
+        return []
 
 
 class _State(msgspec.Struct, frozen=True, array_like=True):

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from cache.semantic.policy.label import Label
 from cache.semantic.policy.policy import Assessment, Decision, Evidence, Neighbourhood
+from cache.semantic.policy.reliability import RiskClassFigures
 from cache.semantic.policy.state import freeze, thaw
 from cache.semantic.policy.threshold import nearest
 
@@ -99,6 +100,9 @@ class VCachePolicy:
 
     def figures(self) -> dict[str, float]:
         return {"delta": self._delta, "entries": len(self._curves)}
+
+    def reliability(self) -> list[RiskClassFigures]:
+        return []
 
 
 class _State(msgspec.Struct, frozen=True, array_like=True):

@@ -210,7 +210,9 @@ def _is_purged(record: Record, note: Purged) -> bool:
             return record.model == note.name
         case "namespace":
             return record.namespace == note.name
-        case "before":
+        case "before" | "layer":
             return record.created < note.before
+        case "tag":
+            return False  # who finds it sees that its entry is gone
         case "all":
             return True

@@ -234,7 +234,8 @@ def _counter(store: ExactCache | None) -> Callable[[Record], bool]:
     if store is None:  # the gateway reports purges
         return lambda record: True
     return lambda record: (
-        record.generation == store.generation(record.namespace, record.model) and record.created >= store.purged_before
+        record.generation == store.generation(record.namespace, record.model)
+        and record.created >= store.purged_before("semantic")
     )
 
 

@@ -44,6 +44,10 @@ _REQUEST_HEADERS: dict[str, tuple[str, Json]] = {
         "The highest risk of a wrong answer from the semantic cache; 0 for exact answers only.",
         {"type": "number", "minimum": 0, "maximum": 1},
     ),
+    "x-keepgate-tags": (
+        "At most 16 names for the answer, with commas between, for a purge of all answers of a name.",
+        {**TEXT, "examples": ["docs-v7, product:keyboards"]},
+    ),
     "x-keepgate-reuse": ("Whether a next turn is expected.", {"enum": ["conversation", "one-shot"]}),
     "anthropic-version": ("Of Anthropic's API.", {**TEXT, "examples": ["2023-06-01"]}),
     "anthropic-beta": ("Features of Anthropic's API.", TEXT),

@@ -88,6 +88,7 @@ INSPECTION_OPERATIONS: dict[tuple[str, str], Operation] = {
             Parameter("namespace", "Only of this namespace; not with `key`."),
             Parameter("key", "Only of this virtual key, by its id or name."),
             Parameter("layer", "Only what this layer may serve.", {"enum": ["exact", "semantic"]}),
+            Parameter("tag", "Only answers to requests with this tag in `x-keepgate-tags`."),
             Parameter("min_age", "At least so many seconds old.", _NUMBER),
             Parameter("max_age", "At most so many seconds old.", _NUMBER),
             Parameter("min_hits", "Served at least so often.", _NUMBER),

@@ -216,10 +216,12 @@ class DeletedEntry(Struct, kw_only=True):
 class Purged(Struct, kw_only=True):
     """A purge, or with `tenant` what was stored of a tenant and what a last look still found."""
 
-    purged: Literal["all", "namespace", "model", "before"] | UnsetType = UNSET
+    purged: Literal["all", "namespace", "model", "tag", "layer", "before"] | UnsetType = UNSET
     before: float | UnsetType = UNSET
     namespace: str | UnsetType = UNSET
     model: str | UnsetType = UNSET
+    tag: str | UnsetType = UNSET
+    layer: Literal["semantic"] | UnsetType = UNSET
     erased: Literal["tenant"] | UnsetType = UNSET
     tenant: str | UnsetType = UNSET
     found: int | UnsetType = UNSET

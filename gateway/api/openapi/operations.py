@@ -33,7 +33,8 @@ from gateway.surfaces.whole import ENDPOINTS
 
 EVENTS = {"text/event-stream": {"description": "Server-sent events."}}
 LINES = {"application/x-ndjson": {"description": "One JSON object on each line."}}
-_ASKED_OF_CACHE = ("Cache-Control", "x-keepgate-max-risk", "x-keepgate-reuse")
+_ASKED_OF_CACHE = ("Cache-Control", "x-keepgate-max-risk", "x-keepgate-reuse", "x-keepgate-tags")
+_NAME = {"type": "string", "minLength": 1}
 _ANTHROPIC = ("anthropic-version", "anthropic-beta")
 
 
@@ -317,20 +318,30 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("DELETE", "/v1/cache"): _own(
         "Inspection",
-        "Purge everything, a namespace, a model, or what is old; or erase a tenant",
+        "Purge everything, a namespace, a model, a tag, a layer, or what is old; or erase a tenant",
         keepgate.Purged,
         (400, 503),
         operator=True,
         query=(
-            Parameter("namespace", "Only this one; not with `model`.", {"type": "string", "minLength": 1}),
+            Parameter("namespace", "Only this one; not with `model`.", _NAME),
             _MODEL,
+            Parameter(
+                "tag",
+                "Only answers to requests with this tag; not with the others.",
+                {"type": "string", "minLength": 1},
+            ),
+            Parameter(
+                "layer",
+                "Serve no answer of before now to similar questions; not with the others.",
+                {"enum": ["semantic"]},
+            ),
             Parameter(
                 "min_age", "Only what is so many seconds old; not with the others.", {"type": "number", "minimum": 0}
             ),
             Parameter(
                 "tenant",
                 "Remove everything that is stored of this namespace, and look again; not with the others.",
-                {"type": "string", "minLength": 1},
+                _NAME,
             ),
         ),
     ),

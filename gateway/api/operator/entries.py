@@ -27,6 +27,7 @@ _PARAMETERS = (
     "namespace",
     "key",
     "layer",
+    "tag",
     "min_age",
     "max_age",
     "min_hits",
@@ -70,6 +71,7 @@ class EntrySummary(msgspec.Struct, kw_only=True):
     upstream: str
     options: dict[str, str | int | float | bool]
     messages: int
+    tags: list[str]
 
 
 class CacheEntry(EntrySummary, kw_only=True):
@@ -93,6 +95,7 @@ class _Search(NamedTuple):
 
     model: str
     is_semantic: bool
+    tag: str
     text: str
 
 
@@ -142,6 +145,7 @@ def _is_found(entry: Entry, summary: EntrySummary, search: _Search) -> bool:
     return (
         search.model in ("", entry.model)
         and ("semantic" in summary.layers or not search.is_semantic)
+        and (not search.tag or search.tag in summary.tags)
         and (not search.text or search.text in entry.body.decode(errors="replace").casefold())
     )
 
@@ -167,7 +171,12 @@ async def _wanted(request: web.Request) -> tuple[EntryFilter, _Search, int]:
     limit = round(number_of(query, "limit", _DEFAULT_LIMIT))
     if not 1 <= limit <= MAX_PAGE:
         raise InvalidRequest(f"'limit' must be a number from 1 to {MAX_PAGE}.", param="limit")
-    search = _Search(query.get("model", ""), query.get("layer") == "semantic", query.get("text", "").casefold())
+    search = _Search(
+        query.get("model", ""),
+        query.get("layer") == "semantic",
+        query.get("tag", ""),
+        query.get("text", "").casefold(),
+    )
     return wanted, search, limit
 
 
@@ -231,6 +240,7 @@ def _fields(entry: Entry, now: float, hits: int | None, *, is_semantic: bool) ->
         "upstream": entry.upstream,
         "options": {} if known is None else {name: value for name, value in known.values.items() if name != "model"},
         "messages": 0 if known is None else len(known.messages),
+        "tags": [tag.name for tag in entry.tags],
     }
 
 

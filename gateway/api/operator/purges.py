@@ -12,29 +12,38 @@ from gateway.api.access import require_operator
 from gateway.api.app_keys import CACHE, CONVERSATIONS, SEMANTIC
 from gateway.api.operator.entries import number_of
 from gateway.errors import CacheUnavailable, InvalidRequest
+from gateway.http.cache_control import TAGS_HEADER, is_tag
 from gateway.telemetry.audit import audit
 
 _encode = msgspec.json.Encoder().encode
 
-_SCOPES: dict[str, Scope] = {"namespace": "namespace", "model": "model", "tenant": "namespace"}
+_SCOPES: dict[str, Scope] = {
+    "namespace": "namespace",
+    "model": "model",
+    "tag": "tag",
+    "layer": "layer",
+    "tenant": "namespace",
+}
 _PARAMETERS = (*_SCOPES, "min_age")
 
 
 async def purge(request: web.Request) -> web.Response:
-    """DELETE /v1/cache: everything, or what is of a `?namespace=` or a `?model=`, or at least `?min_age=` seconds old.
+    """DELETE /v1/cache: everything, or what is of a `?namespace=`, `?model=` or `?tag=`, or `?min_age=` seconds old.
 
-    With `?tenant=` it is also removed, and counted.
+    With `?layer=semantic` answers are not served to similar questions any more; with `?tenant=` what is of that
+    namespace is also removed, and counted.
     """
     require_operator(request)
     scope, name = _purge_scope(request)
     if "tenant" in request.query:
         return await _erase(request, name)
-    before = time.time() - float(name) if scope == "before" else 0.0
+    before = time.time() - (float(name) if scope == "before" else 0.0)
     cache, semantic = request.app[CACHE], request.app[SEMANTIC]
     try:
-        if scope == "before":
-            await semantic.purged(scope, "", before)
-            await cache.purge_before(before)
+        if scope in ("before", "layer"):
+            layer = name if scope == "layer" else ""
+            await semantic.purged(scope, layer, before)
+            await cache.purge_before(before, layer)
         else:
             await semantic.purged(scope, name)
             await cache.purge(scope, name)
@@ -90,6 +99,14 @@ def _purge_scope(request: web.Request) -> tuple[Scope, str]:
         if field in query:
             if not query[field]:
                 raise InvalidRequest(f"'{field}' is empty; name one, or leave it out to purge everything.", param=field)
+            if field == "layer" and query[field] != "semantic":
+                raise InvalidRequest(
+                    "'layer' must be semantic: the answers of all layers are the entries of the exact one, which are "
+                    "purged without it.",
+                    param=field,
+                )
+            if field == "tag" and not is_tag(query[field]):
+                raise InvalidRequest(f"'tag' must be one name, as requests have them in {TAGS_HEADER}.", param=field)
             return scope, query[field]
     return "all", ""
 

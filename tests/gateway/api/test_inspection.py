@@ -309,6 +309,41 @@ async def test_a_purge_by_age_leaves_younger_answers_alone(stage: Stage, valkey:
     assert [(await client.post(body)).cache for body in (old, young)] == ["miss", "hit"]
 
 
+async def test_a_purge_of_a_tag_leaves_other_answers_alone(stage: Stage, valkey: Valkey) -> None:
+    """In every form of API; the first request's tags hold, and no upstream sees them."""
+    client = await stage.gateway(mock := await stage.mock(), redis=valkey.url)
+    asked = {
+        "chat": chat("a"),
+        "stream": chat("b", stream=True),
+        "other": chat("c"),
+        "untagged": chat("d"),
+    }
+    tags = {"chat": "docs-v7", "stream": "product:1, docs-v7", "other": "product:1", "untagged": ""}
+    for name, body in asked.items():
+        await client.post(body, **({"x_keepgate_tags": tags[name]} if tags[name] else {}))
+    embedding = {"model": "m", "input": "text"}
+    await client.post(embedding, "/v1/embeddings", x_keepgate_tags="docs-v7")
+    assert not any("x-keepgate-tags" in request.headers for request in mock.received)
+    listed = (await client.get(CACHE + "/entries?tag=docs-v7")).json["data"]
+    assert sorted(each["tags"] for each in listed) == [["docs-v7"], ["docs-v7"], ["product:1", "docs-v7"]]
+    assert (await client.post(asked["untagged"], x_keepgate_tags="docs-v7")).cache == "hit"
+
+    purged = await client.send("DELETE", CACHE + "?tag=docs-v7")
+    assert purged.json == {"purged": "tag", "tag": "docs-v7"}
+    said = {name: (await client.post(body)).cache for name, body in asked.items()}
+    assert said == {"chat": "miss", "stream": "miss", "other": "hit", "untagged": "hit"}
+    assert (await client.post(embedding, "/v1/embeddings")).cache == "miss"
+
+
+@pytest.mark.parametrize("tags", ["", "a,,b", "a b", "-a", "ä", "x" * 129, ",".join(map(str, range(17)))])
+async def test_tags_that_are_no_names_are_refused(stage: Stage, tags: str) -> None:
+    """With the header's name, and what would be right."""
+    client = await stage.gateway(await stage.mock())
+    refused = await client.post(chat(), x_keepgate_tags=tags)
+    assert (refused.status, refused.error["param"]) == (400, "x-keepgate-tags")
+    assert "docs-v7" in refused.error["message"]
+
+
 async def test_deleting_an_entry_leaves_the_others_alone(filled: Filled) -> None:
     """The deletion of an entry removes it alone, and gives 404 the second time."""
     entry = filled.entries["red m1"]
@@ -334,6 +369,9 @@ async def test_deleting_an_entry_leaves_the_others_alone(filled: Filled) -> None
         ("?min_age=old", "min_age"),
         ("?min_age=5&model=m", "model"),
         ("?Namespace=a", "Namespace"),
+        ("?tag=", "tag"),
+        ("?tag=a,b", "tag"),
+        ("?layer=exact", "layer"),
     ],
 )
 async def test_an_ambiguous_purge_is_refused(stage: Stage, query: str, field: str) -> None:

@@ -105,7 +105,7 @@ async def test_a_miss_is_explained(command: Command, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("purge",), "say what to purge: an ID, or one of --model, --namespace, --min-age, --tenant, --all"),
+        (("purge",), "say what to purge: an ID, or one of --model, --namespace, --tag, --layer"),
         (("purge", "--all", "--model", "m"), "say what to purge"),
         (("show", "public.00"), "There is no entry 'public.00'"),
         (("ls", "--order", "oldest"), "'order' must be newest or hits."),

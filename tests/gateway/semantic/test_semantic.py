@@ -353,6 +353,31 @@ async def test_a_deleted_or_purged_entry_is_not_served(semantic: SemanticStage, 
     assert (await client.post(chat(ASKED))).cache == "miss"
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["alone", "redis"])
+async def test_a_purge_of_the_layer_leaves_the_exact_answers(
+    semantic: SemanticStage, mock: MockUpstream, valkey: Valkey, shared: bool
+) -> None:
+    """Similar questions are computed again, equal ones are hits; what is stored afterwards is found."""
+    client = await semantic.gateway(mock, redis=valkey.url if shared else None)
+    await learned(client, chat(ASKED))
+    purged = await client.send("DELETE", "/v1/cache?layer=semantic")
+    assert purged.json == {"purged": "layer", "layer": "semantic"}
+    await until_known(client, 0)
+    assert (await client.post(chat(ASKED))).headers["x-keepgate-layer"] == "exact"
+    assert (await client.post(chat(AGAIN))).cache == "miss"
+    await until_known(client, 1)
+
+
+async def test_an_answer_whose_tag_was_purged_is_not_served(semantic: SemanticStage, mock: MockUpstream) -> None:
+    """Also not to a similar question."""
+    client = await semantic.gateway(mock)
+    await client.post(chat(ASKED), x_keepgate_tags="docs")
+    await until_known(client, 1)
+    assert (await client.post(chat(AGAIN))).headers["x-keepgate-layer"] == "semantic"
+    await client.send("DELETE", "/v1/cache?tag=docs")
+    assert (await client.post(chat(AGAIN))).cache == "miss"
+
+
 async def test_an_answer_is_served_no_longer_than_it_is_fresh(semantic: SemanticStage, mock: MockUpstream) -> None:
     """An answer past its lifetime is not served and is removed from the index."""
     client = await semantic.gateway(mock, cache={"ttl": 1.0})
