@@ -358,7 +358,7 @@ async def test_a_purge_of_the_layer_leaves_the_exact_answers(
     semantic: SemanticStage, mock: MockUpstream, valkey: Valkey, shared: bool
 ) -> None:
     """Similar questions are computed again, equal ones are hits; what is stored afterwards is found."""
-    client = await semantic.gateway(mock, redis=valkey.url if shared else None)
+    client = await semantic.gateway(mock, redis=valkey.url if shared else "")
     await learned(client, chat(ASKED))
     purged = await client.send("DELETE", "/v1/cache?layer=semantic")
     assert purged.json == {"purged": "layer", "layer": "semantic"}
