@@ -11,9 +11,9 @@ from cache.semantic.policy.bound import WrongAnswers
 from cache.semantic.policy.evidence import evidence_of
 from cache.semantic.policy.label import Label
 from cache.semantic.policy.ledger import Ledger
-from cache.semantic.policy.policy import Assessment, Decision, Evidence, Neighbourhood
+from cache.semantic.policy.policy import Assessment, Decision, Evidence, Neighbourhood, RiskClassFigures
 from cache.semantic.policy.posterior import JudgeError, Posterior, PosteriorState, vector
-from cache.semantic.policy.reliability import BOUNDS, Reliability, RiskClass, RiskClassFigures
+from cache.semantic.policy.reliability import BOUNDS, Reliability, RiskClass
 from cache.semantic.policy.state import freeze, thaw
 from cache.semantic.policy.wrong_answer_risk import MAX_PENALTIES, Penalty, WrongAnswerRisk
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from cache.semantic.policy.label import Label
-from cache.semantic.policy.reliability import RiskClassFigures
 
 Vector = npt.NDArray[np.float64]
 
@@ -68,6 +68,23 @@ class Assessment(NamedTuple):
     reason: str
 
 
+class RiskClassFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Of neighbours whose predicted risk was above `above` and at most `up_to`: the mean of what was predicted, and the
+    share that was wrong, with an interval that holds with 95 % confidence.
+
+    `labels` are the judgements behind that, `audits` those of them that were of answers that had been served.
+    """
+
+    above: float
+    up_to: float
+    labels: int
+    audits: int
+    predicted: float
+    observed: float
+    low: float
+    high: float
+
+
 class Policy(Protocol):
     """Decides from numbers alone whether a neighbour's answer is served. One task uses it.
 
@@ -116,5 +133,5 @@ class Policy(Protocol):
         ...
 
     def reliability(self) -> list[RiskClassFigures]:
-        """What was predicted and what judgements have shown, by classes of risk; empty for a policy without a budget."""
+        """What was predicted and what judgements have shown, by classes of risk; empty where no budget is kept."""
         ...

@@ -4,8 +4,7 @@ import msgspec
 import numpy as np
 
 from cache.semantic.policy.label import Label
-from cache.semantic.policy.policy import Assessment, Decision, Evidence, Neighbourhood
-from cache.semantic.policy.reliability import RiskClassFigures
+from cache.semantic.policy.policy import Assessment, Decision, Evidence, Neighbourhood, RiskClassFigures
 from cache.semantic.policy.state import freeze, thaw
 
 _NO_FEATURES = np.empty(0)

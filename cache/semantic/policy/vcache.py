@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.semantic.policy.label import Label
-from cache.semantic.policy.policy import Assessment, Decision, Evidence, Neighbourhood
-from cache.semantic.policy.reliability import RiskClassFigures
+from cache.semantic.policy.policy import Assessment, Decision, Evidence, Neighbourhood, RiskClassFigures
 from cache.semantic.policy.state import freeze, thaw
 from cache.semantic.policy.threshold import nearest
 

@@ -271,6 +271,7 @@ def _figures(
         "corrupt_records": 0 if shared is None else shared.corrupt,
         "judge_failures": judge.failures,
         "policy": policy.figures(),
+        "reliability": policy.reliability(),
         **cache.figures.as_dict(),
     }
 
