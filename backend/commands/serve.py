@@ -6,6 +6,7 @@ import argparse
 import json
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -30,16 +31,45 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the backend's options to a parser."""
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=port, metavar="N", default=8081, help="port, 0 for any free one (default: %(default)s)"
+    )
+    add_engine_arguments(parser)
+    parser.add_argument(
+        "--max-seconds",
+        type=seconds,
+        metavar="SECONDS",
+        help="limit of a request's time, including waiting; then it ends with 504 (default: no limit)",
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=["human", "json"],
+        default="human",
+        help="lines for people, or a JSON object for each (default: %(default)s)",
+    )
+    traces = parser.add_mutually_exclusive_group()
+    traces.add_argument(
+        "--traces-endpoint",
+        metavar="URL",
+        default=os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
+        help="base URL of a collector of traces, such as http://127.0.0.1:4318 (default: the variable "
+        "OTEL_EXPORTER_OTLP_ENDPOINT, else no traces)",
+    )
+    traces.add_argument(
+        "--traces-file", type=Path, metavar="FILE", help="append traces to a file, a JSON object of OTLP in each line"
+    )
+    parser.add_argument("--exit-with-parent", action="store_true", help="stop when the parent process ends")
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds those that say what is computed, and how: `keepgate profile` has them too."""
     parser.add_argument(
         "--model",
         default="default",
         metavar="PATH_OR_ID",
         help="'default' (the bundled SmolLM2-135M-Instruct), a directory with config.json and safetensors, "
         "a .gguf file, or a hub id (default: %(default)s)",
-    )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument(
-        "--port", type=port, metavar="N", default=8081, help="port, 0 for any free one (default: %(default)s)"
     )
     parser.add_argument(
         "--kv-memory",
@@ -110,12 +140,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="answers that may wait beyond --max-batch; further requests get 429 (default: %(default)s)",
     )
     parser.add_argument(
-        "--max-seconds",
-        type=seconds,
-        metavar="SECONDS",
-        help="limit of a request's time, including waiting; then it ends with 504 (default: no limit)",
-    )
-    parser.add_argument(
         "--batching",
         choices=["continuous", "dynamic", "static"],
         default="continuous",
@@ -162,24 +186,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=False,
         help="leave images and other parts that are not text out of messages; else they are refused (default: no)",
     )
-    parser.add_argument(
-        "--log-format",
-        choices=["human", "json"],
-        default="human",
-        help="lines for people, or a JSON object for each (default: %(default)s)",
-    )
-    traces = parser.add_mutually_exclusive_group()
-    traces.add_argument(
-        "--traces-endpoint",
-        metavar="URL",
-        default=os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", ""),
-        help="base URL of a collector of traces, such as http://127.0.0.1:4318 (default: the variable "
-        "OTEL_EXPORTER_OTLP_ENDPOINT, else no traces)",
-    )
-    traces.add_argument(
-        "--traces-file", type=Path, metavar="FILE", help="append traces to a file, a JSON object of OTLP in each line"
-    )
-    parser.add_argument("--exit-with-parent", action="store_true", help="stop when the parent process ends")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -213,7 +219,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     limit_spinning()
     from backend.commands.server_process import serve
 
-    engine = _engine_config(arguments)
+    engine = replace(engine_config(arguments), max_seconds=arguments.max_seconds)
 
     def announce(url: str, model: str) -> None:
         print(json.dumps({"event": "ready", "url": url, "model": model}), flush=True)
@@ -222,7 +228,7 @@ def _serve(arguments: argparse.Namespace) -> None:
         serve(
             arguments.model,
             engine,
-            chat_template=_chat_template(arguments.chat_template),
+            chat_template=template_of(arguments),
             host=arguments.host,
             port=arguments.port,
             exit_with_parent=arguments.exit_with_parent,
@@ -237,7 +243,8 @@ def _serve(arguments: argparse.Namespace) -> None:
         raise ModelError(f"--traces-file, --traces-endpoint: {error}") from error
 
 
-def _engine_config(arguments: argparse.Namespace) -> EngineConfig:
+def engine_config(arguments: argparse.Namespace) -> EngineConfig:
+    """What the options of `add_engine_arguments` say. Raises ModelError: some of them are not right together."""
     from backend.engine.config import Batching, BatchingMode, EngineConfig
 
     try:
@@ -254,7 +261,6 @@ def _engine_config(arguments: argparse.Namespace) -> EngineConfig:
         kv_dtype=arguments.kv_dtype,
         step_tokens=arguments.step_tokens,
         max_waiting=arguments.max_waiting,
-        max_seconds=arguments.max_seconds,
         batching=Batching(BatchingMode(arguments.batching), arguments.max_wait_ms / 1000),
         scheduling_policy=arguments.scheduling_policy,
         shares_prefixes=arguments.prefix_sharing,
@@ -266,12 +272,13 @@ def _engine_config(arguments: argparse.Namespace) -> EngineConfig:
     )
 
 
-def _chat_template(file: Path | None) -> str | None:
-    if file is None:
+def template_of(arguments: argparse.Namespace) -> str | None:
+    """Source of the chat template that replaces the model's own; None: there is none. Raises ModelError."""
+    if arguments.chat_template is None:
         return None
     from backend.chat.chat_template import read_template
 
     try:
-        return read_template(file)
+        return read_template(arguments.chat_template)
     except ModelError as error:
         raise ModelError(f"--chat-template: {error}") from error

@@ -35,6 +35,7 @@ examples:
   keepgate plan ./Llama-3.2-1B --memory 24GB       what fits a device: weights, KV memory, batch
   keepgate quantize ./Llama-3.2-1B --method gptq --bits 4 --calibration text.txt --out ./Llama-3.2-1B-int4
   keepgate eval ./Llama-3.2-1B-int4 --text test.txt --reference ./Llama-3.2-1B     what that has lost
+  keepgate profile --requests questions.jsonl      where time and memory of the engine go, and what bounds its speed
   keepgate eval-pairs pairs.csv                    what a semantic cache would do on labelled pairs of prompts
   keepgate replay trace.jsonl --capacity 5000      what a prefix store of that many blocks would have found
   keepgate simulate --trace trace.jsonl            what a fleet of gateways, Redis nodes and backends would do
@@ -46,6 +47,7 @@ _BACKEND_MODULES = {
     "plan": "backend.commands.plan",
     "quantize": "backend.commands.quantize",
     "eval": "backend.commands.eval",
+    "profile": "backend.commands.profile",
 }
 """Commands of the backend, and what runs them."""
 
@@ -182,6 +184,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     evaluate = commands.add_parser(
         "eval", help="show how well a model predicts a text, and what fewer bits lose; see `keepgate eval --help`"
     )
+    profile = commands.add_parser(
+        "profile", help="show where time and memory of the engine go; see `keepgate profile --help`"
+    )
     pairs = commands.add_parser(
         "eval-pairs", help="show what a semantic cache would do on labelled pairs; see `keepgate eval-pairs --help`"
     )
@@ -207,6 +212,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         "plan": plan,
         "quantize": quantize,
         "eval": evaluate,
+        "profile": profile,
         "eval-pairs": pairs,
         "replay": replay,
         "keys": keys,

@@ -1,0 +1,83 @@
+"""What this machine reaches at best, measured now: bytes a second from memory, and operations a second in a product.
+
+Both are measured with torch, with as many threads as the engine has, before the run and after it; the better counts,
+for other programs only slow them down.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+_TURNS = 5
+_SMALLEST, _LARGEST = 16 * 2**20, 2**30
+_CPU_ROWS, _CUDA_ROWS = 1536, 8192
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The roof of a roofline."""
+
+    device: str
+    threads: int
+    bytes_per_second: float
+    """The better of reading a tensor and of copying it, which reads and writes."""
+    flops_per_second: float
+    """Of a product of square matrices in ``dtype``."""
+    dtype: str
+    buffer_bytes: int
+    """What was read: as much as a step reads, so that caches help as much as they help a step."""
+
+    def better(self, other: Machine) -> Machine:
+        """The better of both measurements."""
+        return Machine(
+            self.device,
+            self.threads,
+            max(self.bytes_per_second, other.bytes_per_second),
+            max(self.flops_per_second, other.flops_per_second),
+            self.dtype,
+            self.buffer_bytes,
+        )
+
+
+def measure(step_bytes: int, precision: str, device: str) -> Machine:
+    """Measures for about a second.
+
+    Args:
+        step_bytes: what a step reads.
+        precision: of the weights. A CPU multiplies in float32, whatever they are stored in.
+        device: "cpu" or "cuda".
+    """
+    dtype = _DTYPES.get(precision, torch.bfloat16) if device == "cuda" else torch.float32
+    with torch.inference_mode():
+        source = torch.ones(min(_LARGEST, max(_SMALLEST, step_bytes)) // 4, device=device)
+        copy = torch.empty_like(source)
+        rows = _CUDA_ROWS if device == "cuda" else _CPU_ROWS
+        matrix = torch.full((rows, rows), 0.5, device=device, dtype=dtype)
+        read = source.nbytes / _seconds(source.sum, device)
+        copied = 2 * source.nbytes / _seconds(lambda: copy.copy_(source), device)
+        flops = 2 * rows**3 / _seconds(lambda: matrix @ matrix, device)
+    return Machine(
+        torch.cuda.get_device_name() if device == "cuda" else "CPU",
+        torch.get_num_threads(),
+        max(read, copied),
+        flops,
+        str(dtype).removeprefix("torch."),
+        source.nbytes,
+    )
+
+
+def _seconds(work: Callable[[], object], device: str) -> float:
+    """The shortest of a few turns, after one that warms up."""
+    taken = []
+    for _ in range(_TURNS + 1):
+        began = time.perf_counter()
+        work()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        taken.append(time.perf_counter() - began)
+    return min(taken[1:])
