@@ -6,6 +6,8 @@ There is no await between the last check of the cache and joining a flight. A fi
 same answer is therefore always seen, and nothing is computed twice.
 """
 
+import time
+
 from aiohttp import web
 
 from cache.entries.key import Key
@@ -99,8 +101,9 @@ class Pipeline:
         is_again: bool = False,
     ) -> web.StreamResponse:
         """The response to what is not stored. Raises _JoinedBroke once, if another flight may still answer."""
-        record = request[RECORD]
+        record, began = request[RECORD], time.monotonic()
         async with self._admissions.miss(inference) as admission:
+            record.span.record("admission", began, time.monotonic())
             if finished := self._lookup.finished(inference, key, outcome):
                 admission.settle(0, 0)
                 return await self._replay.answer(request, inference, finished)

@@ -12,7 +12,7 @@ from aiohttp import web
 from backend.api.http_body import RECEIVED_AT
 from backend.api.request_headers import is_one_shot, set_deadline, tenant_keys
 from backend.api.server_state import STATE
-from backend.api.traces import record_steps, trace_of
+from backend.api.traces import record_answer, record_prompt, trace_of
 from backend.chat.grammar import GrammarConstraint
 from backend.chat.output_constraint import OutputConstraint
 from backend.engine.async_engine import NOT_RUNNING, Generation
@@ -72,6 +72,7 @@ class OutputStream:
         if self.first_token_at is not None:
             return
         self.first_token_at = time.monotonic()
+        record_prompt(trace_of(self._request), self._sequences, self.first_token_at)
         if not self._request.get(_FIRST_TOKEN_OBSERVED):
             self._request[_FIRST_TOKEN_OBSERVED] = True
             self._state.metrics.first_token_seconds.observe(self.first_token_at - self._request[RECEIVED_AT])
@@ -133,4 +134,4 @@ async def generate(
     finally:
         state.engine.release(sequences, generation)
         state.prefixes.ended(sequences)
-        record_steps(span, sequences, outputs.first_token_at, time.monotonic())
+        record_answer(span, sequences, outputs.first_token_at, time.monotonic())

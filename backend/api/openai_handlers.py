@@ -23,6 +23,7 @@ from backend.api.http_body import (
 )
 from backend.api.server_state import STATE, ServerState
 from backend.api.streaming import stream
+from backend.api.traces import tell_timings, trace_of
 from backend.engine.sequence import Sequence
 from backend.protocol import (
     Body,
@@ -44,8 +45,9 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     """``POST /v1/chat/completions``."""
     state = request.app[STATE]
     body = await read_body(request)
-    chat, ignored = await _decode(body, ChatRequest, state)
-    generation_request = await _read_chat(state, chat, len(body))
+    with trace_of(request).span("engine.tokenize"):
+        chat, ignored = await _decode(body, ChatRequest, state)
+        generation_request = await _read_chat(state, chat, len(body))
     return await _respond(request, generation_request, ignored, ChatResponseBuilder, one_shot=False)
 
 
@@ -53,8 +55,9 @@ async def completions(request: web.Request) -> web.StreamResponse:
     """``POST /v1/completions``."""
     state = request.app[STATE]
     body = await read_body(request)
-    completion, ignored = await _decode(body, CompletionRequest, state)
-    generation_request = await _read_completion(state, completion, body)
+    with trace_of(request).span("engine.tokenize"):
+        completion, ignored = await _decode(body, CompletionRequest, state)
+        generation_request = await _read_completion(state, completion, body)
     return await _respond(request, generation_request, ignored, CompletionResponseBuilder, one_shot=True)
 
 
@@ -133,6 +136,7 @@ async def _respond(
         response = json_response(builder.response(await outputs.all_outputs()))
     response.headers.update(headers)
     response.headers[PREFIX_HEADER] = str(builder.cached_tokens)
+    tell_timings(request, response.headers)
     return response
 
 

@@ -12,6 +12,7 @@ from aiohttp import web
 from backend.api.generate import OutputStream
 from backend.api.http_body import PREFIX_HEADER
 from backend.api.http_server import UNEXPECTED
+from backend.api.traces import tell_timings
 from backend.engine.output_processor import Output
 from backend.errors import ErrorResponse, RequestError
 from backend.responses.builder import ResponseBody, ResponseBuilder
@@ -42,6 +43,7 @@ async def stream(
     events = _events(builder, outputs, include_usage)
     first = await anext(events)
     response.headers[PREFIX_HEADER] = str(builder.cached_tokens)
+    tell_timings(request, response.headers)
     await response.prepare(request)
     try:
         await _send(response, first)

@@ -41,11 +41,12 @@ from gateway.http.sse import event_json
 from gateway.proxy import conversations
 from gateway.proxy.deadlines import deadline_in, timeout_of, wait_until
 from gateway.proxy.embeddings import parse_embeddings
-from gateway.proxy.inference_request import parse_request
+from gateway.proxy.inference_request import InferenceRequest, parse_request
 from gateway.proxy.model_names import NO_FACTS, resolved
 from gateway.routing.call import RouteCall
 from gateway.surfaces.registry import PROBED_PATHS
 from gateway.surfaces.surface import Json
+from gateway.telemetry.record import RECORD
 from gateway.tenants.admission import Admission
 from gateway.tenants.caller import CALLER
 from gateway.tenants.policies import allows_model, check_endpoint, check_model
@@ -61,6 +62,12 @@ _MAX_LISTED_BYTES = 8 * 2**20
 
 async def answer(request: web.Request) -> web.StreamResponse:
     """POST to an endpoint that answers a prompt, in any form of API."""
+    with request[RECORD].span.span("request.read"):
+        call = await _call(request)
+    return await request.app[PIPELINE].answer(request, call)
+
+
+async def _call(request: web.Request) -> InferenceRequest:
     settings = request.app[SETTINGS]
     body = await read_body(request, settings.max_body, settings.timeouts.client)
     if request.path in PROBED_PATHS:
@@ -79,8 +86,7 @@ async def answer(request: web.Request) -> web.StreamResponse:
     if request.path == conversations.PATH:
         read = functools.partial(read, conversation=await _conversation(request, body))
     # Decoding a long body takes milliseconds: it leaves the event loop.
-    call = await asyncio.to_thread(read) if len(body) > LARGE_BODY else read()
-    return await request.app[PIPELINE].answer(request, call)
+    return await asyncio.to_thread(read) if len(body) > LARGE_BODY else read()
 
 
 async def _conversation(request: web.Request, body: bytes) -> Sequence[Json] | None:

@@ -42,7 +42,7 @@ def _error_response(request: web.Request, error: GatewayError) -> web.Response:
 
 async def _name(request: web.Request, response: web.StreamResponse) -> None:
     if (record := request.get(RECORD)) is not None:
-        name_response(response.headers, record.request_id)
+        name_response(response.headers, record)
 
 
 def build_application(settings: Settings, callers: Callers, parts: Mapping[web.AppKey[Any], Any]) -> web.Application:

@@ -34,6 +34,7 @@ from gateway.tenants.credentials import answer_headers
 from gateway.tenants.limiter import Limiter
 from gateway.tenants.policies import allows_model, reads_cache
 from gateway.upstreams.upstream import REUSE_HEADER
+from telemetry.tracing.timed import PROFILE_HEADER
 
 # What nginx logs for a client that has left.
 _CLIENT_CLOSED = 499
@@ -142,6 +143,7 @@ class FastPath:
             or "Expect" in given
             or MAX_RISK_HEADER in given
             or REUSE_HEADER in given
+            or PROFILE_HEADER in given
             or (self._has_origins and "Origin" in given)
         )
 

@@ -14,7 +14,7 @@ from gateway.errors import GatewayError, UpstreamDisconnected, UpstreamUnreachab
 from gateway.http.response_writer import ResponseWithTrailers, ResponseWriter
 from gateway.http.sse import EventSplitter, event_data, event_json
 from gateway.proxy.conversations import ConversationKeeper
-from gateway.proxy.flight import Subscriber
+from gateway.proxy.flight import Flight, Subscriber
 from gateway.proxy.inference_request import InferenceRequest
 from gateway.proxy.lookup import Lookup
 from gateway.proxy.rendering import render
@@ -31,8 +31,9 @@ from gateway.proxy.response_headers import (
 from gateway.proxy.semantic_lookup import SemanticQuery
 from gateway.surfaces.openai import CHAT, COMPLETIONS
 from gateway.surfaces.surface import Json, TranslatedForm
-from gateway.telemetry.record import RECORD
+from gateway.telemetry.record import RECORD, RequestRecord
 from gateway.upstreams.upstream import NO_HEADERS
+from telemetry.tracing.timed import SERVER_TIMING, tell, timings_of
 
 
 class Relay:
@@ -58,8 +59,9 @@ class Relay:
 
         Raises UpstreamError while it has not started.
         """
-        await subscriber.started()
-        flight = subscriber.flight
+        record, flight = request[RECORD], subscriber.flight
+        with record.span.span("upstream.first_byte"):
+            await subscriber.started()
         if flight.status >= 500 and self._lookup.stale_if_error_hit(inference, outcome):
             raise UpstreamUnreachable(f"The upstream answered with status {flight.status}.")
         headers = forwarded_headers(flight.headers, outcome, key.id if flight.status == 200 else "", joined)
@@ -67,7 +69,6 @@ class Relay:
         headers.update(limits)
         if (model := flight.model or inference.model) != inference.named:
             headers[MODEL_HEADER] = model
-        record = request[RECORD]
         record.cache, record.first_byte_at = _count(inference.family, outcome), time.monotonic()
         own = flight.form is inference.surface
         if not own and (unsent := inference.asked.unsent):
@@ -83,14 +84,19 @@ class Relay:
         ):
             return await self._translate(request, inference, subscriber, headers, joined)
         if flight.status == 200 and (not own or (joined and flight.is_stream != inference.stream)):
+            with record.span.span("upstream.body"):
+                await subscriber.finished()
             return await self._convert(inference, subscriber, headers, joined)
         # An answer that is not streamed is sent whole, unless it is too long to be held, or can be heard as it comes.
         is_heard = flight.content_type.startswith("audio/")
-        if not flight.is_stream and not is_heard and (body := await subscriber.body()) is not None:
-            if flight.status == 200:
+        if not flight.is_stream and not is_heard:
+            with record.span.span("upstream.body"):
+                body = await subscriber.body()
+            if body is not None and flight.status == 200:
                 headers.update(cost_headers(flight.charge, joined))
                 return whole_response(request, headers, body)
-            return web.Response(status=flight.status, body=body, headers=headers)
+            if body is not None:
+                return web.Response(status=flight.status, body=body, headers=headers)
         return await self._stream(request, inference, subscriber, headers, joined)
 
     async def _stream(
@@ -101,7 +107,8 @@ class Relay:
         headers: CIMultiDict[str],
         joined: bool,
     ) -> web.StreamResponse:
-        response = ResponseWithTrailers(request, headers, subscriber.flight.status, COST_HEADERS)
+        record = request[RECORD]
+        response = ResponseWithTrailers(request, headers, subscriber.flight.status, _trailers(record))
         await response.prepare(request)
         writer = ResponseWriter(request, response, self._timeout)
         try:
@@ -112,7 +119,7 @@ class Relay:
             metrics.errors.labels(error.label).inc()
             # The status line has been sent: the error goes into the stream.
             await writer.send(inference.surface.error_event(error))
-        response.end(cost_headers(subscriber.flight.charge, joined))
+        response.end(_end_of(record, subscriber.flight, joined))
         await writer.finish()
         return response
 
@@ -128,7 +135,8 @@ class Relay:
         surface = inference.surface
         assert isinstance(surface, TranslatedForm)  # noqa: S101  # what has its own form is not translated
         headers["Content-Type"] = surface.stream_type
-        response = ResponseWithTrailers(request, headers, 200, COST_HEADERS)
+        record = request[RECORD]
+        response = ResponseWithTrailers(request, headers, 200, _trailers(record))
         await response.prepare(request)
         writer = ResponseWriter(request, response, self._timeout)
         translator = surface.translator(inference.asked, inference.key.id)  # as a later hit is rendered
@@ -155,15 +163,14 @@ class Relay:
         except GatewayError as error:
             metrics.errors.labels(error.label).inc()
             await writer.send(surface.error_event(error))
-        response.end(cost_headers(subscriber.flight.charge, joined))
+        response.end(_end_of(record, subscriber.flight, joined))
         await writer.finish()
         return response
 
     async def _convert(
         self, inference: InferenceRequest, subscriber: Subscriber, headers: CIMultiDict[str], joined: bool
     ) -> web.Response:
-        """The flight has another form than this client asked for: convert its recording."""
-        await subscriber.finished()
+        """The flight, which has finished, has another form than this client asked for: convert its recording."""
         flight = subscriber.flight
         body = flight.recording.body if flight.recording is not None else None
         if body is None and not flight.is_stream and flight.form is not inference.surface:
@@ -190,6 +197,20 @@ class Relay:
         error = refusal(status, await subscriber.body() or b"")
         headers["Content-Type"] = "application/json"
         return web.Response(status=status, body=inference.surface.error_body(error), headers=headers)
+
+
+def _trailers(record: RequestRecord) -> str:
+    """The names of the fields that may follow a stream."""
+    return COST_HEADERS if timings_of(record.span) is None else f"{COST_HEADERS}, {SERVER_TIMING}"
+
+
+def _end_of(record: RequestRecord, flight: Flight, joined: bool) -> dict[str, str]:
+    """The fields that follow a stream."""
+    fields = cost_headers(flight.charge, joined)
+    if (timings := timings_of(record.span)) is not None:
+        record.span.record("upstream.body", record.first_byte_at, time.monotonic())
+        tell(fields, timings)
+    return fields
 
 
 def _chunk(event: bytes) -> Json | None:

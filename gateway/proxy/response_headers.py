@@ -70,7 +70,7 @@ def whole_response(request: web.BaseRequest, headers: MutableMapping[str, str], 
     """Status 200 with these headers and this body."""
     if _is_plain(request):
         if (record := request.get(RECORD)) is not None:
-            name_response(headers, record.request_id)
+            name_response(headers, record)
         return _ReadyResponse(_head(headers, len(body)) + b"\r\n" + body)
     return web.Response(body=body, headers=headers)
 

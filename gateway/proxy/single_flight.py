@@ -173,7 +173,8 @@ class SingleFlight:
             attempts = inference.attempts(self._settings.ask_usage)
             if self._prompt_caches is not None:
                 attempts = self._prompt_caches.marked(attempts, key.namespace, inference.model)
-            prefix = await self._prefix(inference, key)
+            with flight.span.span("route.prefix"):
+                prefix = await self._prefix(inference, key)
             call = RouteCall(
                 method="POST",
                 headers=inference.headers,
@@ -210,7 +211,8 @@ class SingleFlight:
             return
         entry = self._entry(inference, key, flight, flight.recording, generation, tags)
         try:
-            await self._cache.store(entry)
+            with flight.span.span("cache.store"):
+                await self._cache.store(entry)
             metrics.stored.inc()
         except StoreUnavailable:
             metrics.store_failures.labels("redis").inc()

@@ -11,6 +11,7 @@ import msgspec
 from cache.errors import StoreUnavailable
 from cache.stores.redis_store import RedisStore
 from gateway.telemetry.record import RequestRecord
+from telemetry.tracing.timed import Timings, timings_of
 
 _KEY = "keepgate:requests"
 _KEPT = 500
@@ -47,6 +48,8 @@ class RecentRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     cost: float | None = None
     saving: float | None = None
     error: str = ""
+    timings: dict[str, float] = {}
+    """Seconds by part, of a request with `x-keepgate-profile`."""
 
 
 _encode = msgspec.json.Encoder().encode
@@ -118,5 +121,10 @@ def _told(record: RequestRecord, ended: float) -> RecentRequest:
         cost=record.cost,
         saving=record.saving,
         error=record.error,
+        timings=_rounded(timings_of(record.span)),
         **fields,
     )
+
+
+def _rounded(timings: Timings | None) -> dict[str, float]:
+    return {} if timings is None else {name: round(seconds, 6) for name, seconds in timings.seconds.items()}

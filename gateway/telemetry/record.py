@@ -10,6 +10,7 @@ from aiohttp import web
 
 from telemetry.logs import CURRENT_REQUEST
 from telemetry.tracing.span import NO_SPAN, Span
+from telemetry.tracing.timed import tell, timings_of
 
 REQUEST_ID_HEADER = "x-request-id"
 UPSTREAM_REQUEST_ID_HEADER = "x-keepgate-upstream-request-id"
@@ -87,8 +88,13 @@ def request_id_of(headers: Mapping[str, str]) -> str:
     return f"{_PREFIX}-{next(_numbers):x}"
 
 
-def name_response(headers: MutableMapping[str, str], request_id: str) -> None:
-    """Give a response the id of its request; an upstream's own id stays under another name."""
-    if (theirs := headers.get(REQUEST_ID_HEADER)) is not None and theirs != request_id:
+def name_response(headers: MutableMapping[str, str], record: RequestRecord) -> None:
+    """Give a response the id of its request, and its durations if it asked for them.
+
+    An upstream's own id stays under another name.
+    """
+    if (theirs := headers.get(REQUEST_ID_HEADER)) is not None and theirs != record.request_id:
         headers[UPSTREAM_REQUEST_ID_HEADER] = theirs
-    headers[REQUEST_ID_HEADER] = request_id
+    headers[REQUEST_ID_HEADER] = record.request_id
+    if (timings := timings_of(record.span)) is not None:
+        tell(headers, timings)

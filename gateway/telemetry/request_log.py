@@ -14,6 +14,7 @@ from gateway.telemetry.statistics import Statistics
 from gateway.telemetry.tracing import operation_of
 from telemetry.logs import CURRENT_REQUEST
 from telemetry.tracing.span import Tracing, Value
+from telemetry.tracing.timed import timed
 
 log = logging.getLogger("keepgate.requests")
 
@@ -56,6 +57,7 @@ class RequestLog:
         record = RequestRecord(request_id_of(request.headers), request.method, path, time.monotonic())
         if self.tracing.is_on:
             record.span = self.tracing.begin(request.headers, request.method)
+        record.span = timed(record.span, request.headers, record.began)
         request[RECORD] = record
         CURRENT_REQUEST.set(record)
         self.in_flight += 1

@@ -48,6 +48,7 @@ _REQUEST_HEADERS: dict[str, tuple[str, Json]] = {
         "At most 16 names for the answer, with commas between, for a purge of all answers of a name.",
         {**TEXT, "examples": ["docs-v7, product:keyboards"]},
     ),
+    "x-keepgate-profile": ("Say in `Server-Timing` where the time went.", {**TEXT, "examples": ["1"]}),
     "x-keepgate-reuse": ("Whether a next turn is expected.", {"enum": ["conversation", "one-shot"]}),
     "anthropic-version": ("Of Anthropic's API.", {**TEXT, "examples": ["2023-06-01"]}),
     "anthropic-beta": ("Features of Anthropic's API.", TEXT),

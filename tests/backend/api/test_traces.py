@@ -58,6 +58,22 @@ async def test_a_request_is_a_span_with_its_steps(
     assert not any(b"twelve" in span.SerializeToString() for span in collector.spans)
 
 
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_request_is_told_its_durations(start_server: StartServer, streams: bool) -> None:
+    """In the header Server-Timing, in milliseconds, if it asks for them; a stream's head tells those until then."""
+    server = await start_server()
+    body = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4, "stream": streams}
+    async with server.client.post(CHAT, json=body, headers={"x-keepgate-profile": "1"}) as response:
+        told = response.headers["Server-Timing"]
+        await response.read()
+    parts = {name: float(duration) for name, duration in (part.split(";dur=") for part in told.split(", "))}
+    own = ["engine.tokenize", "engine.queue", "engine.prefill", *(["engine.decode"] if not streams else [])]
+    assert [name for name in parts if name.startswith("engine.")] == own
+    assert sum(parts[name] for name in own) <= parts["total"] + 0.01
+    async with server.client.post(CHAT, json=body) as response:
+        assert "Server-Timing" not in response.headers
+
+
 async def test_what_the_prefix_store_does_is_in_the_trace(
     start_server: StartServer, tracing: Tracing, collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +110,7 @@ async def test_an_error_is_a_failed_span_and_other_paths_have_none(
             await response.read()
     (span,) = await collector.named(f"chat {MODEL}")
     assert attributes_of(span)["error.type"] == "400"
-    assert len(collector.spans) == 1
+    assert {each.name for each in collector.spans} == {span.name, "engine.tokenize"}
 
 
 async def test_a_request_that_its_caller_does_not_trace_has_none(

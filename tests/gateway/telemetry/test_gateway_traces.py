@@ -49,9 +49,15 @@ async def test_a_request_is_one_trace(stage: Stage, tmp_path: Path) -> None:
     own = [span for span in spans if span["traceId"] == TRACE]
     assert {span["name"] for span in own} == {
         "POST /v1/chat/completions",
+        "request.read",
         "cache.lookup",
         "semantic.lookup",
+        "admission",
         "chat mock",
+        "route.prefix",
+        "upstream.first_byte",
+        "upstream.body",
+        "cache.store",
     }
     call = next(span for span in own if span["name"] == "chat mock")
     assert call["spanId"] == sent["traceparent"].split("-")[2]

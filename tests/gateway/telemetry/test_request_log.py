@@ -39,9 +39,10 @@ def test_a_sane_id_of_the_client_is_kept() -> None:
 def test_an_upstreams_id_is_kept_beside_the_gateways() -> None:
     """Under a name of its own: clients report the gateway's, and a provider's support asks for the other."""
     headers = CIMultiDict({"X-Request-Id": "req_upstream"})
-    name_response(headers, "mine")
+    record = RequestRecord("mine", "POST", "/v1/chat/completions", 0.0)
+    name_response(headers, record)
     assert dict(headers) == {"x-request-id": "mine", "x-keepgate-upstream-request-id": "req_upstream"}
-    name_response(headers, "mine")
+    name_response(headers, record)
     assert headers.getall("x-request-id") == ["mine"]
 
 
