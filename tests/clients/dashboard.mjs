@@ -1,48 +1,34 @@
 // Uses the dashboard in headless Chromium as a person would, and prints what it saw as JSON.
 // Arguments: the folder of node_modules, Chromium's path, the gateway's URL, its admin key.
 
-import { createRequire } from "node:module";
+import { launch, logIn, measured, open, rows, shown } from "./dashboard_page.mjs";
 
 const [modules, executablePath, url, key] = process.argv.slice(2);
-const { chromium } = createRequire(`${modules}/`)("playwright-core");
-const args = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"];
-const timeout = 30_000;
 
-async function open(browser, options, seen) {
-  const page = await (await browser.newContext(options)).newPage();
-  page.setDefaultTimeout(timeout);
-  page.on("console", message => { if (["error", "warning"].includes(message.type())) seen.problems.push(message.text()); });
-  page.on("pageerror", error => seen.problems.push(String(error)));
-  page.on("request", request => seen.hosts.add(new URL(request.url()).host));
-  await page.goto(`${url}/dashboard`);
-  return page;
-}
-
-const shown = page => page.waitForSelector("#content:not([hidden])");
 const hitRate = page => page.locator(".card b").first().textContent();
 const entries = page => page.locator("#entries-body button").count();
-
-async function logIn(page, entered) {
-  await page.waitForSelector("#login:not([hidden])");
-  await page.fill("#admin-key", entered);
-  await page.press("#admin-key", "Enter");
-}
 
 async function send(content) {
   const body = JSON.stringify({ model: "mock", messages: [{ role: "user", content }] });
   await fetch(`${url}/v1/chat/completions`, { method: "POST", headers: { "Content-Type": "application/json" }, body });
 }
 
-const browser = await chromium.launch({ executablePath, args });
+const browser = await launch(modules, executablePath);
 const seen = { problems: [], hosts: new Set() };
 try {
   const refused = { problems: [], hosts: seen.hosts }; // Chromium itself reports the 401 in its console
-  const page = await open(browser, { viewport: { width: 1280, height: 1000 } }, refused);
+  const page = await open(browser, url, { viewport: { width: 1280, height: 1000 } }, refused);
   await logIn(page, "wrong");
   await page.waitForFunction(() => document.getElementById("login-error").textContent !== "");
   seen.refusal = await page.textContent("#login-error");
   await logIn(page, key);
   await shown(page);
+  await page.waitForSelector("#keys-body tr");
+  seen.empty = {
+    engines: await rows(page, "engines-body"), others: await page.locator("#engines-others li").allTextContents(), tiers: await rows(page, "tiers-body"),
+    keys: await rows(page, "keys-body"), semantic: await page.textContent("#semantic-said"),
+    hidden: await page.locator("#semantic-figures, #engines-charts").evaluateAll(found => found.every(each => each.hidden)),
+  };
   seen.before = await hitRate(page);
   for (let turn = 0; turn < 8; turn++) await send("hot");
   await page.waitForFunction(before => document.querySelector(".card b").textContent !== before, seen.before);
@@ -70,15 +56,11 @@ try {
     phone: { viewport: { width: 390, height: 800 } },
     dark: { viewport: { width: 1280, height: 1000 }, colorScheme: "dark" },
   })) {
-    const other = await open(browser, options, { problems: [], hosts: seen.hosts });
+    const other = await open(browser, url, options, { problems: [], hosts: seen.hosts });
     await logIn(other, key);
     await shown(other);
     await other.waitForSelector(".u-over");
-    seen[name] = await other.evaluate(() => ({
-      overflow: document.documentElement.scrollWidth - innerWidth,
-      background: getComputedStyle(document.body).backgroundColor,
-      charts: document.querySelectorAll(".uplot canvas").length,
-    }));
+    seen[name] = await measured(other);
   }
 } finally {
   await browser.close();

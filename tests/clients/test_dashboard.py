@@ -2,15 +2,27 @@
 
 import asyncio
 import json
+import re
 import shutil
 import subprocess
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
+from gateway.settings.cache import SemanticSettings
+from gateway.settings.limits import KeySettings
+from gateway.settings.operations import CostSettings
+from gateway.settings.upstreams import UpstreamSettings
+from gateway.upstreams.mock import Reply
+from prefix_store.store.config import StoreConfig
+from tests.backend.conftest import MODEL, StartServer
 from tests.cache.valkey import Valkey
 from tests.clients.node import HERE, install, npm_cache, program
 from tests.gateway.client import chat
 from tests.gateway.conftest import Stage
+from tests.gateway.semantic.stage import AGAIN, ANSWER, ASKED, SemanticStage
+from tests.waiting import until
 
 KEY = "the-admin-key"
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -24,9 +36,9 @@ def browser() -> str:
     return found
 
 
-def used(url: str) -> dict[str, Any]:
-    """What a person saw who used it; blocks."""
-    command = [program("node"), str(HERE / "dashboard.mjs"), str(install(npm_cache())), browser(), url, KEY]
+def used(program_file: str, url: str, *arguments: str) -> dict[str, Any]:
+    """What a person saw who used it as the program says; blocks."""
+    command = [program("node"), str(HERE / program_file), str(install(npm_cache())), browser(), url, KEY, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_DEADLINE)
     assert done.returncode == 0, done.stderr
     seen: dict[str, Any] = json.loads(done.stdout)
@@ -39,17 +51,85 @@ async def test_an_operator_uses_the_dashboard(stage: Stage, valkey: Valkey) -> N
     for _ in range(3):
         entry = (await client.post(chat("hot"))).entry
     await client.post(chat("cold"))
-    seen = await asyncio.to_thread(used, client.gateway.url)
+    seen = await asyncio.to_thread(used, "dashboard.mjs", client.gateway.url)
 
     assert seen["problems"] == seen["refused"] == []
     assert seen["hosts"] == [urlsplit(client.gateway.url).netloc]
     assert "admin key" in seen["refusal"]
     assert (seen["before"], seen["after"]) == ("50.0 %", "83.3 %")
     assert seen["verdicts"] >= 4
+    empty = seen["empty"]
+    assert "--upstream" in empty["engines"][0][0]
+    assert "is not Keepgate's engine" in empty["others"][0]
+    assert "no tiers" in empty["tiers"][0][0]
+    assert "keepgate keys create" in empty["keys"][0][0]
+    assert "semantic.mode" in empty["semantic"]
+    assert empty["hidden"]
     assert "temperature: only in this request (0)" in seen["explanation"]
     assert "JSON" in seen["fault"]
     assert (seen["entries"], seen["evicted"]) == (1, f"{entry} is evicted.")
     assert (await client.get(f"/v1/cache/entries/{entry}", x_keepgate_admin_key=KEY)).status == 404
     assert seen["phone"]["overflow"] <= 0
     assert seen["phone"]["charts"] == seen["dark"]["charts"] == 2
+    assert seen["phone"]["background"] != seen["dark"]["background"]
+
+
+async def test_an_operator_sees_engines_budgets_and_risks(
+    stage: Stage, valkey: Valkey, semantic: SemanticStage, start_server: StartServer
+) -> None:
+    """The figures of a real engine, what a key has spent, and how reliable the semantic cache is; all of it updates."""
+    engine = await start_server(prefix_store=StoreConfig(memory_bytes=16 * 2**20, name="engine"))
+    mock = await stage.mock(Reply(text=ANSWER))
+    observing = SemanticSettings(mode="observe", policy="budget", deadline=5.0)
+    service = await semantic.service(valkey.url, policy="budget", deadline=5.0)
+    client = await stage.gateway(
+        mock,
+        UpstreamSettings(url=engine.url, name="gpu-1"),
+        UpstreamSettings(url="http://127.0.0.1:9/v1", name="gone"),
+        redis=valkey.url,
+        cache={"redis_deadline": 2.0},
+        semantic=observing,
+        semantic_socket=service.socket,
+        admin_key=KEY,
+        keys=KeySettings(required=True),
+        costs=msgspec.convert({"prices": {"mock": {"input": 0, "output": 1e5}}}, CostSettings),
+    )
+    admin = {"x-keepgate-admin-key": KEY}
+    made = await client.send("POST", "/v1/keys", {"name": "app", "limits": {"budget_per_day": 40}}, admin)
+    app = client.tenant(made.json["secret"])
+    for body in (chat(ASKED, max_tokens=50), chat(AGAIN, max_tokens=50), chat("Hi", model=MODEL, max_tokens=4)):
+        assert (await app.post(body)).status == 200
+
+    async def is_judged() -> bool:
+        stats = (await client.get("/v1/cache/stats", x_keepgate_admin_key=KEY)).json
+        return len(stats["layers"]["semantic"]["reliability"]) == 1
+
+    await until(is_judged)
+    seen = await asyncio.to_thread(used, "dashboard_panels.mjs", client.gateway.url, made.json["secret"], MODEL)
+
+    assert seen["problems"] == seen["refused"] == []
+    first, second = seen["first"], seen["second"]
+    ((name, batch, queue, _, padding, blocks, prefill, decode, _, preempted),) = first["engines"]
+    assert name.split("\n") == ["gpu-1", f"{MODEL}, {engine.state.model.runner.name}"]
+    assert (batch.strip(), queue, padding, preempted) == ("0 of 8", "0", "0.0 %", "0")
+    assert re.fullmatch(rf"0 of {engine.state.model.runner.num_blocks}, \d+ cached", blocks.strip())
+    assert [int(re.findall(r"(\d+) in all", cell)[0]) > 0 for cell in (prefill, decode)] == [True, True]
+    assert second["engines"] != first["engines"]
+    assert any("is not Keepgate's engine" in reason for reason in first["others"])
+    assert any("gone cannot be reached" in reason for reason in first["others"])
+    assert [row[1] for row in first["tiers"]] == ["device (KV blocks)", "host memory"]
+    assert "16.8 MB" in first["tiers"][1][3]
+    assert "backend.prefix_index" in first["notes"][0]
+
+    spent = [float(re.findall(r"\$([\d.]+) of \$40.00", look["keys"][0][6])[0]) for look in (first, second)]
+    assert 0 < spent[0] < spent[1]
+    assert (first["keys"][0][0], first["keys"][0][7]) == ("app", "no budget")
+
+    assert "1 judged answers" in first["semantic"]
+    assert "It observes and serves nothing." in first["semantic"]
+    assert first["points"] == len(first["reliability"]) == 1
+    assert first["reliability"][0][2:5:2] == ["0 %", "1"]
+    assert "the budget (delta) is 1 %" in first["plots"][0]
+    for look in (first, second, seen["phone"], seen["dark"]):
+        assert (look["charts"], look["overflow"] <= 0) == (4, True)
     assert seen["phone"]["background"] != seen["dark"]["background"]

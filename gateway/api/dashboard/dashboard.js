@@ -1,64 +1,8 @@
 "use strict";
 // Asks the operator's routes every few seconds while the page is in sight, and writes their answers into the page.
 
-const EVERY = 5000, SLOW_EVERY = 4;
-const KEY = "keepgate-admin-key";
-const get = id => document.getElementById(id);
-const charts = {};
-let turn = 0, timer = null, busy = false;
-
-class Refused extends Error {}
-
-async function ask(method, path, body) {
-  const headers = {};
-  const key = sessionStorage.getItem(KEY);
-  if (key) headers["x-keepgate-admin-key"] = key;
-  if (body !== undefined) headers["Content-Type"] = "application/json";
-  const answer = await fetch(path, { method, headers, body });
-  const decoded = await answer.json().catch(() => ({}));
-  if (answer.status === 401 || answer.status === 403) throw new Refused(decoded.error?.message ?? "The admin key is needed.");
-  if (!answer.ok) throw new Error(decoded.error?.message ?? `${path}: status ${answer.status}`);
-  return decoded;
-}
-
-// Texts, never markup: names of models and errors come from elsewhere.
-function element(tag, text = "", attributes = {}) {
-  const made = document.createElement(tag);
-  made.textContent = text;
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  return made;
-}
-
-function fill(id, rows, empty) {
-  const body = get(id), columns = body.closest("table").tHead.rows[0].cells.length;
-  const made = rows.map(cells => {
-    const row = element("tr");
-    for (const cell of cells) {
-      const field = element("td");
-      field.append(cell ?? "–");
-      row.append(field);
-    }
-    return row;
-  });
-  if (!made.length) {
-    const row = element("tr");
-    row.append(element("td", empty, { class: "empty", colspan: columns }));
-    made.push(row);
-  }
-  body.replaceChildren(...made);
-}
-
-const count = number => number >= 1e6 ? `${(number / 1e6).toFixed(1)} M` : number >= 1e4 ? `${(number / 1e3).toFixed(1)} k` : String(Math.round(number));
-const share = part => `${(100 * part).toFixed(1)} %`;
-const dollars = amount => amount === null || amount === undefined ? "–" : amount >= 1 || amount === 0 ? `$${amount.toFixed(2)}` : `$${amount.toFixed(4)}`;
-function seconds(time) {
-  if (time === null || time === undefined) return "–";
-  if (time >= 172800) return `${Math.round(time / 86400)} d`;
-  if (time >= 7200) return `${Math.round(time / 3600)} h`;
-  if (time >= 120) return `${Math.round(time / 60)} min`;
-  if (time >= 1) return `${time.toFixed(1)} s`;
-  return `${time >= 0.1 || time === 0 ? Math.round(time * 1000) : (time * 1000).toPrecision(2)} ms`;
-}
+const EVERY = 5000, SLOW_EVERY = 4, MINUTES = 60, MOST_KEYS = 50;
+let turn = 0, timer = null, busy = false, minutes = [], asked = -Infinity;
 
 function showCards(figures) {
   const saved = figures.saved;
@@ -80,21 +24,13 @@ function showCards(figures) {
   }));
 }
 
-const color = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-
-function draw(id, series, data, format, points = false) {
-  const place = get(id), width = Math.max(240, place.clientWidth);
-  if (charts[id]) {
-    charts[id].setData(data);
-    return;
-  }
-  const axis = { stroke: color("--dim"), grid: { stroke: color("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
-  charts[id] = new uPlot({
-    width, height: 190, cursor: { y: false },
-    scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.05 : 1] } },
-    axes: [axis, { ...axis, values: (_, values) => values.map(format), size: 46 }],
-    series: [{}, ...series.map(([label, name]) => ({ label, stroke: color(name), width: 2, points: { show: points, size: 4 }, value: (_, value) => value === null ? "–" : format(value) }))],
-  }, data, place);
+// The gateway is asked for all minutes once, and then for those that may have changed.
+async function askTimeline() {
+  const now = performance.now(), passed = Math.ceil((now - asked) / 60000) + 1; // not by the clocks, which may differ
+  const { data } = await ask("GET", `/v1/cache/timeline?steps=${Math.min(MINUTES, passed)}`);
+  asked = now;
+  const known = minutes.filter(point => point.time < data[0].time);
+  minutes = [...known, ...data].slice(-MINUTES);
 }
 
 function showTimeline(points) {
@@ -106,8 +42,8 @@ function showTimeline(points) {
     of(point => point.layers.normalized.hits + point.layers.semantic.hits),
     of(point => point.shared),
     of(point => point.computed),
-  ], count);
-  draw("rate-chart", [["hit rate", "--exact"]], [times, of(point => point.requests ? point.hit_rate : null)], share, true);
+  ], count, { whole: true });
+  draw("rate-chart", [["hit rate", "--exact"]], [times, of(point => point.requests ? point.hit_rate : null)], share, { points: true });
 }
 
 function showLayers(stats, figures) {
@@ -119,13 +55,6 @@ function showLayers(stats, figures) {
     ["semantic", count(figures.layers.semantic.hits), share(figures.layers.semantic.hit_rate), semantic.mode + (semantic.available === false ? `, away: ${semantic.reason}` : "")],
     ["prefix", count(stats.prefix.prefix_tokens) + " tokens", share(stats.prefix.hit_rate), "of the prompt tokens that upstreams computed"],
   ], "");
-  const policy = semantic.policy;
-  get("semantic").replaceChildren();
-  if (policy && policy.delta !== undefined) {
-    const text = `Wrong answers of the semantic cache: ${share(policy.wrong ?? 0)} of requests, at most ${share(policy.wrong_upper ?? 0)} with 95 % confidence; the budget (delta) is ${share(policy.delta)}. ` +
-      `${count(policy.labels)} judged answers, ${count(policy.audits ?? 0)} audits, ${count(policy.found_wrong ?? 0)} found wrong, ${count(policy.complaints ?? 0)} complaints.`;
-    get("semantic").append(element("p", text, { class: policy.wrong > policy.delta ? "bad" : "dim" }));
-  }
 }
 
 function showUpstreams(routing) {
@@ -157,13 +86,43 @@ async function evictEntry(id) {
   }
 }
 
-function showKeys(keys, costs) {
+function showKeys(keys, costs, budgets) {
   const spent = Object.fromEntries(costs.data.map(row => [row.key, row]));
-  const budget = limits => limits.budget_per_day ? `${dollars(limits.budget_per_day)} a day` : limits.budget_per_month ? `${dollars(limits.budget_per_month)} a month` : "–";
-  fill("keys-body", keys.data.filter(key => !key.revoked).map(key => {
-    const row = spent[key.id];
-    return [key.name || key.id, key.team || "–", count(row?.requests ?? 0), count(row?.hits ?? 0), dollars(row?.cost ?? 0), dollars(row?.saving ?? 0), budget(key.limits)];
-  }), "No virtual key: make one with `keepgate keys create NAME`.");
+  const of = Object.fromEntries(budgets.data.map(each => [`${each.kind} ${each.id}`, each]));
+  const used = each => Math.max(...[each?.day, each?.month].map(use => use ? use.spent / use.budget : 0));
+  const rows = keys.data.filter(key => !key.revoked).map(key => {
+    const row = spent[key.id], budget = of[`key ${key.id}`];
+    return { order: [used(budget), row?.cost ?? 0], cells: [
+      key.name || key.id, key.team || "–", count(row?.requests ?? 0), count(row?.hits ?? 0), dollars(row?.cost ?? 0), dollars(row?.saving ?? 0),
+      showSpent(budget?.day, "today"), showSpent(budget?.month, "this month"),
+    ] };
+  });
+  for (const team of budgets.data.filter(each => each.kind === "team")) {
+    rows.push({ order: [used(team), 0], cells: [element("em", "the whole team"), team.name, "–", "–", "–", "–", showSpent(team.day, "today"), showSpent(team.month, "this month")] });
+  }
+  rows.sort((a, b) => b.order[0] - a.order[0] || b.order[1] - a.order[1]);
+  fill("keys-body", rows.slice(0, MOST_KEYS).map(row => row.cells), keys.missing ?? "No virtual key: make one with `keepgate keys create NAME`, and require keys with the setting keys.required.");
+  const budgetless = rows.length && !budgets.data.length ? "No key has a budget: `keepgate keys limits NAME --budget-per-day 5` sets one." : "";
+  get("keys-said").textContent = rows.length > MOST_KEYS ? `${rows.length - MOST_KEYS} more: keepgate keys list has all.` : budgetless;
+}
+
+function showSpent(use, when) {
+  if (!use) return "no budget";
+  const text = `${dollars(use.spent)} of ${dollars(use.budget)}`;
+  const shown = meter(use.spent, use.budget, text, `spent ${when}`);
+  if (use.spent >= use.budget) shown.classList.add("bad");
+  shown.title = `Begins anew ${new Date(use.ends * 1000).toLocaleString()}`;
+  return shown;
+}
+
+// What needs Redis: without one the message of the gateway says what to set.
+async function askList(path) {
+  try {
+    return await ask("GET", path);
+  } catch (error) {
+    if (error instanceof Refused) throw error;
+    return { data: [], missing: error.message };
+  }
 }
 
 function showRequests(list) {
@@ -222,8 +181,8 @@ async function refresh() {
   busy = true;
   try {
     const slow = turn++ % SLOW_EVERY === 0;
-    const [stats, timeline, requests] = await Promise.all([
-      ask("GET", "/v1/cache/stats"), ask("GET", "/v1/cache/timeline?steps=60"), ask("GET", "/v1/requests?limit=20"),
+    const [stats, requests, engines] = await Promise.all([
+      ask("GET", "/v1/cache/stats"), ask("GET", "/v1/requests?limit=20"), slow || hasEngines() ? askList("/v1/engines") : null, askTimeline(),
     ]);
     get("login").hidden = true;
     get("content").hidden = false;
@@ -232,13 +191,15 @@ async function refresh() {
       showCards(figures);
       showLayers(stats, figures);
     }
-    showTimeline(timeline.data);
+    showTimeline(minutes);
+    showSemantic(stats.layers.semantic);
+    if (engines) showEngines(engines);
     showRequests(requests);
     if (slow) {
       showUpstreams(await ask("GET", "/v1/routing"));
       showEntries(await ask("GET", "/v1/cache/entries?order=hits&limit=10"));
       const costs = await ask("GET", "/v1/costs?by=key&since=24h");
-      showKeys(await ask("GET", "/v1/keys").catch(() => ({ data: [] })), costs);
+      showKeys(await askList("/v1/keys"), costs, await askList("/v1/budgets"));
     }
     get("state").textContent = `Updated ${new Date().toLocaleTimeString()}`;
     get("state").className = "";
@@ -255,6 +216,7 @@ get("login").addEventListener("submit", event => {
   event.preventDefault();
   sessionStorage.setItem(KEY, get("admin-key").value);
   turn = 0;
+  asked = -Infinity;
   refresh();
 });
 get("explain-form").addEventListener("submit", async event => {

@@ -40,7 +40,8 @@ async def test_it_loads_nothing_from_elsewhere(stage: Stage) -> None:
     page = await client.get("/dashboard")
     own = [await client.get(f"/dashboard/{name}") for name in PARTS if not name.startswith("uPlot")]
     for file in (page, *own):
-        assert re.findall(r"url\(|@import|https?://|\son\w+=|innerHTML", file.body.decode()) == []
+        text = file.body.decode().replace("http://www.w3.org/2000/svg", "")  # the name of the namespace, which nobody asks
+        assert re.findall(r"url\(|@import|https?://|\son\w+=|innerHTML", text) == []
     assert re.findall(rb"""(?:src|href)=["'](?!/|data:|#)[^"']*""", page.body) == []
     policy = page.headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy
