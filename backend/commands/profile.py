@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,9 @@ from backend.commands.command_line import (
     run_command,
 )
 from backend.commands.serve import add_engine_arguments, engine_config, template_of
+from backend.profiling.changes import changes
 from backend.runners.fused.thread_count import limit_spinning
+from telemetry.logs import configure_logging
 
 _DESCRIPTION = """\
 Run requests through the engine, in this process and without HTTP, and show where time and memory went, what bounds the
@@ -42,16 +45,49 @@ def _profile(words: Sequence[str]) -> None:
     arguments = _parser().parse_args(words)
     engine, template = engine_config(arguments), template_of(arguments)
     ignore_broken_pipe()  # while a hub is asked
+    configure_logging("human", "warning")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_Once())
     limit_spinning()
+    from backend.profiling.page import write_files
     from backend.profiling.profile import ProfileConfig, profile_model
     from backend.profiling.report import as_json, as_text
 
     config = ProfileConfig(
-        arguments.model, engine, template, arguments.requests, arguments.concurrency, arguments.price_per_hour
+        arguments.model,
+        engine,
+        template,
+        arguments.requests,
+        arguments.concurrency,
+        arguments.price_per_hour,
+        arguments.changes,
+        arguments.rounds,
+        arguments.output,
     )
-    run = profile_model(config, progress_printer("profile"))
+    progress = progress_printer("profile")
+    if arguments.output is not None:
+        arguments.output.mkdir(parents=True, exist_ok=True)
+    run = profile_model(config, progress)
+    if arguments.output is not None:
+        write_files(run, arguments.output)
+        progress(f"{arguments.output} has profile.html, timeline.json, operators.json and profile.json")
     exit_on_broken_pipe()
     print(json.dumps(as_json(run.profile), indent=2) if arguments.json else as_text(run.profile))
+
+
+class _Once(logging.Filter):
+    """Lets each message pass once: the report counts what they are about."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether it is new."""
+        message = record.getMessage()
+        is_new = message not in self._seen
+        self._seen.add(message)
+        return is_new
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -77,10 +113,34 @@ def _parser() -> argparse.ArgumentParser:
         help="requests at a time (default: %(default)s)",
     )
     parser.add_argument(
+        "--try",
+        dest="changes",
+        type=changes,
+        metavar="CHANGES",
+        default=(),
+        help="run the workload with other settings too, in turn with these, and say which help: int8, int4, fp8, nf4 "
+        "(weights), batch (twice as many requests at a time) and prefix-store, separated by commas; or all, which is "
+        "int8,int4,batch,prefix-store",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=positive,
+        metavar="N",
+        default=3,
+        help="how often each of them is run (default: %(default)s)",
+    )
+    parser.add_argument(
         "--price-per-hour",
         type=number_between(0, _MOST_DOLLARS),
         metavar="DOLLARS",
         help="what the machine costs, for the cost of 1,000 tokens (default: not known)",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="write there: profile.html (pictures, for a browser), timeline.json and operators.json (for "
+        "ui.perfetto.dev; the second is torch's profiler on a few steps), and profile.json (all figures)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON in place of tables")
     add_engine_arguments(parser)

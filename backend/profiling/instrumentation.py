@@ -5,7 +5,7 @@ replacing the names is enough, and what is put back afterwards is what was there
 readings of the clock and as many entries of a list, about 10 µs beside steps of milliseconds. It concerns all engines
 of the process, so one profile runs at a time.
 
-The names that are replaced are listed in ``_TIMED``; two threads call them, the engine's and the event loop's, and
+The names that are replaced are listed in ``TIMED``; two threads call them, the engine's and the event loop's, and
 each entry says which.
 """
 
@@ -39,7 +39,7 @@ WAITING = "waiting"
 """The engine's thread has nothing to compute."""
 BOOKKEEPING = "bookkeeping"
 """A step without what is named in it: the engine's own Python."""
-_TIMED: tuple[tuple[Any, str, str], ...] = (
+TIMED: tuple[tuple[Any, str, str], ...] = (
     (AsyncEngine, "_wait", WAITING),
     (Engine, "add", BOOKKEEPING),
     (Scheduler, "schedule", "schedule"),
@@ -180,19 +180,23 @@ def instrumented(runner: ModelRunner) -> Iterator[Recorder]:
     """Times all that the engine does with this runner while the block lasts."""
     recorder = Recorder()
     with ExitStack() as stack:
-        for timed, spans in ((_TIMED, recorder.engine), (_TIMED_ON_LOOP, recorder.loop)):
+        for timed, spans in ((TIMED, recorder.engine), (_TIMED_ON_LOOP, recorder.loop)):
             for owner, name, part in timed:
                 stack.enter_context(replaced(owner, name, partial(_timed, part, spans)))
-        runner_class = next(kind for kind in type(runner).__mro__ if "run" in vars(kind))
         for owner, name, record in (
             (Scheduler, "schedule", recorder.schedule),
             (Scheduler, "schedule_ahead", recorder.schedule),
             (Engine, "step", recorder.step),
             (engine_module, "collect_result", recorder.collect),
-            (runner_class, "run", recorder.run_step),
+            (runner_class(runner), "run", recorder.run_step),
         ):
             stack.enter_context(replaced(owner, name, partial(_through, record)))
         yield recorder
+
+
+def runner_class(runner: ModelRunner) -> type:
+    """The class that has a runner's ``run``."""
+    return next(kind for kind in type(runner).__mro__ if "run" in vars(kind))
 
 
 @contextmanager

@@ -1,14 +1,16 @@
 """What this machine reaches at best, measured now: bytes a second from memory, and operations a second in a product.
 
-Both are measured with torch, with as many threads as the engine has, before the run and after it; the better counts,
-for other programs only slow them down.
+Both are measured with torch, with as many threads as the engine has, twice after the run; the better counts, for other
+programs only slow them down.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -69,6 +71,31 @@ def measure(step_bytes: int, precision: str, device: str) -> Machine:
         str(dtype).removeprefix("torch."),
         source.nbytes,
     )
+
+
+class ProcessorUse:
+    """How many processors are used from the making of this on, here and by all other programs of the host."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._own, self._all = _own_seconds(), _busy_seconds()
+
+    def until_now(self) -> tuple[float, float]:
+        """Means: (processors that this process used, those that others used)."""
+        passed = time.monotonic() - self._began
+        own = (_own_seconds() - self._own) / passed
+        return own, max(0.0, (_busy_seconds() - self._all) / passed - own)
+
+
+def _own_seconds() -> float:
+    times = os.times()
+    return times.user + times.system
+
+
+def _busy_seconds() -> float:
+    """Seconds of all processors that were not idle, since the system's start."""
+    user, nice, system, _idle, _waiting, *rest = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:])
+    return (user + nice + system + sum(rest[:3])) / os.sysconf("SC_CLK_TCK")
 
 
 def _seconds(work: Callable[[], object], device: str) -> float:

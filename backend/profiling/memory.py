@@ -8,7 +8,9 @@ the buffers that allocators keep for them. On a CUDA device the figures are thos
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
+import gc
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -80,6 +82,9 @@ class MemoryWatch:
             self._before = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
             return
+        gc.collect()
+        with contextlib.suppress(OSError, AttributeError):  # what was freed while the model was loaded: glibc alone
+            ctypes.CDLL(None).malloc_trim(0)
         # A container may forbid it: then the peak is that since the start, loading included.
         with contextlib.suppress(OSError):
             _CLEAR.write_text(_RESET_PEAK)

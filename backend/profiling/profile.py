@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,13 +20,19 @@ from backend.model import ServedModel, load_model
 from backend.model_loader.source import resolve_model
 from backend.profiling.attribution import Part, Phases, parts_of, phases_of, python_seconds, window_of
 from backend.profiling.bottleneck import Roof, named, roofs_of
+from backend.profiling.changes import Change
 from backend.profiling.instrumentation import KINDS, Kind, Recorder, StepRecord, instrumented
-from backend.profiling.machine import Machine, measure
+from backend.profiling.machine import Machine, ProcessorUse, measure
 from backend.profiling.memory import Memory, MemoryWatch, is_on_cuda, read_bytes
 from backend.profiling.replay import RequestRecord, forget, opened, replay
+from backend.profiling.trace_files import OperatorTime, write_operators
+from backend.profiling.trials import Bench, Trial, run_trials
 from backend.profiling.work import ModelWork
 from backend.profiling.workload import WorkItem, check, made_up, requests_of
 from backend.runners.warm_up import warm_up
+
+_DISTURBING = 0.25
+"""Processors that other programs use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,12 @@ class ProfileConfig:
     """Requests at a time."""
     price_per_hour: float | None = None
     """Of the machine, in dollars."""
+    changes: tuple[Change, ...] = ()
+    """What is tried beside the settings as they are."""
+    rounds: int = 3
+    """How often each of them is run."""
+    output: Path | None = None
+    """An existing folder for files; None: none are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +94,11 @@ class Utilisation:
     padding: float
     """Of computed rows, those that filled up a shape."""
     preemptions: int
+    processors: float
+    """Used by this process, on average."""
+    others: float
+    """Used by all other programs of the host: they slow the run down."""
+    processors_there: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +148,9 @@ class Profile:
     machine: Machine
     roofs: list[Roof]
     cost: Cost | None
+    trials: list[Trial]
+    operators: list[OperatorTime]
+    """Of a few steps under torch's profiler, where files are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +164,7 @@ class Run:
 
 
 def profile_model(config: ProfileConfig, progress: Progress) -> Run:
-    """Loads a model and profiles it.
+    """Loads a model, profiles it, tries changes, and writes files, where that is asked for.
 
     Raises:
         ModelError: the model, the file of requests or a request is wrong; the message names it.
@@ -151,30 +172,57 @@ def profile_model(config: ProfileConfig, progress: Progress) -> Run:
     source = dataclasses.replace(resolve_model(config.model, progress), chat_template=config.chat_template)
     items = None if config.requests is None else requests_of(config.requests, source.name)
     model = load_model(source, config.engine, progress)
+    items = items or made_up(model)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_profile(model, items or made_up(model), config, progress))
+        run = runner.run(_profile(model, items, config, progress))
+        if config.changes:
+            work = run.profile.workload
+            bench = Bench(
+                source,
+                model,
+                config.engine,
+                items,
+                work.concurrency,
+                {record.name: record.generated for record in run.records},
+                work.prompt_tokens + work.generated_tokens,
+            )
+            trials = runner.run(run_trials(bench, config.changes, config.rounds, progress))
+            run = dataclasses.replace(run, profile=dataclasses.replace(run.profile, trials=trials))
+        return _with_operators(run, model, config, items, progress)
+
+
+def _with_operators(
+    run: Run, model: ServedModel, config: ProfileConfig, items: Sequence[WorkItem], progress: Progress
+) -> Run:
+    """Observes a few steps with torch's profiler, where files are asked for."""
+    if config.output is None:
+        return run
+    progress("observing a few steps with torch's profiler")
+    operators = write_operators(config.output / "operators.json", model, config.engine, items)
+    return dataclasses.replace(run, profile=dataclasses.replace(run.profile, operators=operators))
 
 
 async def _profile(model: ServedModel, items: list[WorkItem], config: ProfileConfig, progress: Progress) -> Run:
     device = "cuda" if is_on_cuda(model.runner) else "cpu"
     step_bytes = read_bytes(model)
-    progress("measuring memory bandwidth and products, before the run and after it")
-    machine = measure(step_bytes, model.runner.weights_precision, device)
     watch = MemoryWatch(model.runner)
     async with opened(model, config.engine) as state:
         check_concurrency(config, check(items, state.reader, model.name, state.strict_fields))
         progress("warming up")
         warm_up(model.runner, model.tokenizer.token_bytes, model.max_context)
-        before = state.engine.engine.stats()
+        before, use = state.engine.engine.stats(), ProcessorUse()
         progress(f"running {len(items)} requests, {min(config.concurrency, len(items))} at a time")
         with instrumented(model.runner) as recorder:
             records = await replay(state, items, config.concurrency, recorder)
+        own, others = use.until_now()
         after = state.engine.engine.stats()
         memory = watch.memory(recorder.most_held)
         await forget(state)
+    progress("measuring memory bandwidth and products")
+    machine = measure(step_bytes, model.runner.weights_precision, device)
     machine = machine.better(measure(step_bytes, model.runner.weights_precision, device))
     work = ModelWork(model.config, step_bytes, model.runner.kv_bytes_per_token)
-    profile = _figures(model, config, records, recorder, (before, after), memory, machine, work)
+    profile = _figures(model, config, records, recorder, (before, after), (own, others), memory, machine, work)
     return Run(profile, records, recorder, work)
 
 
@@ -194,6 +242,7 @@ def _figures(
     records: list[RequestRecord],
     recorder: Recorder,
     stats: tuple[EngineStats, EngineStats],
+    processors: tuple[float, float],
     memory: Memory,
     machine: Machine,
     work: ModelWork,
@@ -220,18 +269,27 @@ def _figures(
         wall_seconds=wall,
         generated_per_second=generated / wall,
         prompt_tokens_per_second=prompts / wall,
-        bottleneck=named(parts, roofs),
+        bottleneck=named(parts, roofs) + _disturbed(processors[1]),
         parts=parts,
         phases=phases_of(records),
         ttft=quantiles([record.ttft for record in records]),
         itl=quantiles(gaps) if gaps else None,
         steps=_step_figures(recorder.steps),
-        utilisation=_utilisation(parts, recorder.steps, stats),
+        utilisation=_utilisation(parts, recorder.steps, stats, processors),
         memory=memory,
         machine=machine,
         roofs=roofs,
         cost=cost_of(config.price_per_hour, wall, generated, prompts),
+        trials=[],
+        operators=[],
     )
+
+
+def _disturbed(others: float) -> str:
+    """A remark where other programs used so many processors that it matters."""
+    if others < _DISTURBING:
+        return ""
+    return f". Other programs used {others:.1f} of {os.cpu_count()} processors meanwhile: measure again without them"
 
 
 def quantiles(durations: Sequence[float]) -> Quantiles:
@@ -267,7 +325,10 @@ def _figure(kind: Kind, batch: int | None, steps: Sequence[StepRecord]) -> StepF
 
 
 def _utilisation(
-    parts: Sequence[Part], steps: Sequence[StepRecord], stats: tuple[EngineStats, EngineStats]
+    parts: Sequence[Part],
+    steps: Sequence[StepRecord],
+    stats: tuple[EngineStats, EngineStats],
+    processors: tuple[float, float],
 ) -> Utilisation:
     wall = sum(part.seconds for part in parts)
     waited = sum(
@@ -285,4 +346,7 @@ def _utilisation(
         token_fill=statistics.fmean(step.rows for step in prefills) / after.step_tokens if prefills else 0.0,
         padding=padding / max(1, computed + padding),
         preemptions=after.preemptions - before.preemptions,
+        processors=processors[0],
+        others=processors[1],
+        processors_there=os.cpu_count() or 1,
     )

@@ -129,7 +129,8 @@ async def replay(
 
 
 async def forget(state: ServerState) -> None:
-    """Empties the engine's own prefix cache; what a prefix store has stays there."""
+    """Empties the engine's own prefix cache, once a prefix store has all that it was to keep; it stays there."""
+    await between_steps(state)
     async with asyncio.timeout(_SECONDS):
         await state.prefixes.settled()
     state.engine.command(state.engine.engine.forget_prefixes)

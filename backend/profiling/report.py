@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from backend.profiling.profile import Profile, Quantiles
+from backend.profiling.trials import Measurement
 
 _PHASES = (
     ("tokenise", "tokenise"),
@@ -33,6 +34,8 @@ def as_text(profile: Profile) -> str:
         _memory(profile),
         _roofs(profile),
     ]
+    if profile.trials:
+        sections.append(_trials(profile))
     if profile.cost is not None:
         cost = profile.cost
         sections.append(
@@ -94,8 +97,10 @@ def _steps(profile: Profile) -> list[str]:
 def _use(profile: Profile) -> list[str]:
     use = profile.utilisation
     return [
-        f"engine busy {use.busy:.1%} of the time, {use.python:.1%} of that in Python; batch {use.batch_fill:.1%} full; "
-        f"steps with prompts {use.token_fill:.1%} full; padding {use.padding:.1%}; {use.preemptions} preemptions"
+        f"engine busy {use.busy:.1%} of the time, {use.python:.1%} of that in Python; processors used: "
+        f"{use.processors:.2f} here, {use.others:.2f} by other programs, of {use.processors_there}",
+        f"batch {use.batch_fill:.1%} full; "
+        f"steps with prompts {use.token_fill:.1%} full; padding {use.padding:.1%}; {use.preemptions} preemptions",
     ]
 
 
@@ -128,6 +133,30 @@ def _roofs(profile: Profile) -> list[str]:
             + "".join(f"{milliseconds(seconds):>12}" for seconds in times)
         )
     return lines + [f"  {roof.sentence}" for roof in profile.roofs]
+
+
+def _trials(profile: Profile) -> list[str]:
+    """What was tried, with the settings as they are beside each."""
+    head = _row("", ("tokens/s", "", "TTFT", "", "ITL", "")).rstrip()
+    lines = [f"{'tried':<22}{head[22:]}"]
+    for trial in profile.trials:
+        if trial.before is not None and trial.after is not None:
+            if len(lines) == 1:
+                lines.append(_measured("as it is", trial.before, None))
+            lines.append(_measured(trial.name, trial.after, trial.ratio))
+    for trial in profile.trials:
+        lines += [f"  {trial.name}: {trial.verdict}: {trial.reason}", f"    {trial.about}"]
+    return lines
+
+
+def _measured(name: str, measured: Measurement, ratio: Measurement | None) -> str:
+    texts = [f"{measured.generated_per_second:.1f}", milliseconds(measured.ttft), milliseconds(measured.itl)]
+    ratios = (
+        ["", "", ""]
+        if ratio is None
+        else [f"({each:.2f} x)" for each in (ratio.generated_per_second, ratio.ttft, ratio.itl)]
+    )
+    return _row(name, tuple(text for pair in zip(texts, ratios, strict=True) for text in pair)).rstrip()
 
 
 def _row(name: str, texts: tuple[str, ...]) -> str:
