@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,6 +50,7 @@ def _profile(words: Sequence[str]) -> None:
     for handler in logging.getLogger().handlers:
         handler.addFilter(_Once())
     limit_spinning()
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler prints to stderr
     from backend.profiling.page import write_files
     from backend.profiling.profile import ProfileConfig, profile_model
     from backend.profiling.report import as_json, as_text

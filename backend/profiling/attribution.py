@@ -87,7 +87,7 @@ def parts_of(recorder: Recorder, window: tuple[float, float]) -> list[Part]:
         beside[name] = _length(theirs) - seconds[name]
         waiting = _difference(waiting, theirs)
     seconds[IDLE] = _length(waiting)
-    seconds[OTHER] = window[1] - window[0] - sum(seconds.values())
+    seconds[OTHER] = max(0.0, window[1] - window[0] - sum(seconds.values()))
     return [Part(name, _WORDS[name], seconds[name], beside[name]) for name in PARTS if seconds[name] or beside[name]]
 
 

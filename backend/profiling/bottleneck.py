@@ -38,6 +38,7 @@ class Roof:
     seconds: float
     """Of a step, Python included."""
     model_seconds: float
+    tokens: float
     weight_bytes: float
     kv_bytes: float
     flops: float
@@ -46,7 +47,7 @@ class Roof:
     arithmetic_seconds: float
     """Its operations at the measured peak."""
     python_seconds: float
-    """Around the runner."""
+    """Around the runner: Python, and sampling."""
     limit: Limit
     sentence: str
 
@@ -65,7 +66,7 @@ def named(parts: Sequence[Part], roofs: Sequence[Roof]) -> str:
     """The bottleneck of the run in a sentence: the part that takes most of its time, and what bounds that."""
     wall = sum(part.seconds for part in parts)
     most = max(parts, key=lambda part: part.seconds)
-    share = f"{most.name} takes {most.seconds / wall:.0%} of the time"
+    share = f"{most.seconds / wall:.0%} of the time is {most.name}"
     roof = next((roof for roof in roofs if roof.kind == most.name), None)
     if roof is not None:
         return f"{share}. {roof.sentence}"
@@ -76,6 +77,7 @@ def _roof(kind: Kind, steps: Sequence[StepRecord], work: ModelWork, machine: Mac
     each = [work.of(step) for step in steps]
     seconds = statistics.fmean(step.step_seconds for step in steps)
     model_seconds = statistics.fmean(step.model_seconds for step in steps)
+    tokens = statistics.fmean(step.rows for step in steps)
     weights = statistics.fmean(one.weight_bytes for one in each)
     kv = statistics.fmean(one.kv_bytes for one in each)
     flops = statistics.fmean(one.flops for one in each)
@@ -93,9 +95,9 @@ def _roof(kind: Kind, steps: Sequence[StepRecord], work: ModelWork, machine: Mac
     sums = {
         "memory bandwidth": f"{_bytes(weights)} of weights and {_bytes(kv)} of keys and values per step / "
         f"{machine.bytes_per_second / 1e9:.1f} GB/s = {_ms(memory_seconds)}",
-        "arithmetic": f"{flops / 1e9:.2f} GFLOP per step / {machine.flops_per_second / 1e9:.0f} GFLOP/s = "
-        f"{_ms(arithmetic_seconds)}",
-        "Python": f"{_ms(python_seconds)} around the model",
+        "arithmetic": f"{tokens:.0f} tokens of {flops / tokens / 1e9:.2f} GFLOP per step / "
+        f"{machine.flops_per_second / 1e9:.0f} GFLOP/s = {_ms(arithmetic_seconds)}",
+        "Python": f"{_ms(python_seconds)} of Python and sampling around the model",
     }
     if limit == "none of them":
         sentence = (
@@ -110,6 +112,7 @@ def _roof(kind: Kind, steps: Sequence[StepRecord], work: ModelWork, machine: Mac
         len(steps),
         seconds,
         model_seconds,
+        tokens,
         weights,
         kv,
         flops,

@@ -23,6 +23,7 @@ from backend.engine import engine as engine_module
 from backend.engine import step as step_module
 from backend.engine.async_engine import AsyncEngine
 from backend.engine.block_manager import BlockManager
+from backend.engine.block_pool import BlockPool
 from backend.engine.engine import Engine
 from backend.engine.model_runner import ModelRunner, StepInput, StepOutput
 from backend.engine.scheduler import Chunk, Scheduler
@@ -113,6 +114,7 @@ class Recorder:
     steps: list[StepRecord] = field(default_factory=list)
     most_held: int = 0
     """KV blocks that sequences held at the same time, at most."""
+    _pool: BlockPool | None = None
     _chunks: list[Chunk] = field(default_factory=list)
     _launched: dict[int, StepRecord] = field(default_factory=dict)
     _collected: list[StepRecord] = field(default_factory=list)
@@ -138,6 +140,8 @@ class Recorder:
         record = StepRecord(kind, spans, prefill_rows, len(step.logits_rows), output.padding_rows, start, end - start)
         self.engine.append(Span(kind, start, end))
         self.steps.append(record)
+        if self._pool is not None:
+            self.most_held = max(self.most_held, self._pool.num_held)
         self._launched[id(output)] = record
         return output
 
@@ -163,13 +167,12 @@ class Recorder:
 
     def step(self, step: Callable[..., Any], engine: Engine) -> Any:
         """One step of the engine, to which all steps belong that were collected in it."""
-        start = clock()
+        self._pool, start = engine.pool, clock()
         try:
             return step(engine)
         finally:
             end = clock()
             self.engine.append(Span(BOOKKEEPING, start, end))
-            self.most_held = max(self.most_held, engine.pool.num_held)
             for record in self._collected:
                 record.step_seconds = end - start
             self._collected.clear()

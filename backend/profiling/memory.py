@@ -44,7 +44,7 @@ class Memory:
     kv_in_use: int
     """Held by sequences at the peak."""
     activations: int
-    """Peak of what steps need beyond these."""
+    """Peak of what steps need beyond these, and of what requests hold meanwhile."""
     rest: int
     """Interpreter, libraries, tokenizer and requests; on a device what the allocator keeps."""
     total: int

@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 
 from backend.profiling.attribution import window_of
-from backend.profiling.instrumentation import BOOKKEEPING, WAITING, Recorder, Span
+from backend.profiling.instrumentation import WAITING, Recorder, Span
 from backend.profiling.machine import Machine
 from backend.profiling.profile import Profile, Run
 from backend.profiling.replay import RequestRecord
@@ -85,12 +85,10 @@ def _bar(profile: Profile) -> str:
 
 
 def _timeline(records: Sequence[RequestRecord], recorder: Recorder) -> str:
-    """Lanes from top to bottom: the engine's steps, what is in them, the event loop, and the requests."""
+    """Lanes from top to bottom: the engine's steps with their parts over them, the event loop, and the requests."""
     window = window_of(records)
-    engine = [span for span in recorder.engine if span.name != WAITING]
     lanes: list[tuple[str, list[Span]]] = [
-        ("engine", [span for span in engine if span.name == BOOKKEEPING]),
-        ("its parts", [span for span in engine if span.name != BOOKKEEPING]),
+        ("engine", [span for span in recorder.engine if span.name != WAITING]),
         ("event loop", [span for span in recorder.loop if span.name != "prefix store"]),
         *((record.name.rpartition(": ")[2], phases_in_order(record)) for record in records[:_MOST_REQUESTS]),
     ]
@@ -111,7 +109,7 @@ def _timeline(records: Sequence[RequestRecord], recorder: Recorder) -> str:
 
 def _boxes(spans: Iterable[Span], window: tuple[float, float]) -> Iterable[str]:
     whole = window[1] - window[0]
-    for span in sorted(spans, key=lambda span: span.start):
+    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         start, end = max(span.start, window[0]), min(span.end, window[1])
         if end - start < _SHORTEST * whole:
             continue

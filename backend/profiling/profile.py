@@ -28,7 +28,7 @@ from backend.profiling.replay import RequestRecord, forget, opened, replay
 from backend.profiling.trace_files import OperatorTime, write_operators
 from backend.profiling.trials import Bench, Trial, run_trials
 from backend.profiling.work import ModelWork
-from backend.profiling.workload import WorkItem, check, made_up, requests_of
+from backend.profiling.workload import WorkItem, addressed, check, made_up, requests_of
 from backend.runners.warm_up import warm_up
 
 _DISTURBING = 0.25
@@ -169,10 +169,11 @@ def profile_model(config: ProfileConfig, progress: Progress) -> Run:
     Raises:
         ModelError: the model, the file of requests or a request is wrong; the message names it.
     """
+    requests = None if config.requests is None else requests_of(config.requests)
+    config = dataclasses.replace(config, engine=_without_index(config.engine, progress))
     source = dataclasses.replace(resolve_model(config.model, progress), chat_template=config.chat_template)
-    items = None if config.requests is None else requests_of(config.requests, source.name)
     model = load_model(source, config.engine, progress)
-    items = items or made_up(model)
+    items = made_up(model) if requests is None else addressed(requests, model.name)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         run = runner.run(_profile(model, items, config, progress))
         if config.changes:
@@ -191,6 +192,14 @@ def profile_model(config: ProfileConfig, progress: Progress) -> Run:
         return _with_operators(run, model, config, items, progress)
 
 
+def _without_index(engine: EngineConfig, progress: Progress) -> EngineConfig:
+    """The engine, which shares no blocks with other engines: they cannot reach it."""
+    if engine.prefix_store is None or not engine.prefix_store.index:
+        return engine
+    progress("the index of the prefix store is not used")
+    return dataclasses.replace(engine, prefix_store=dataclasses.replace(engine.prefix_store, index=""))
+
+
 def _with_operators(
     run: Run, model: ServedModel, config: ProfileConfig, items: Sequence[WorkItem], progress: Progress
 ) -> Run:
@@ -207,7 +216,7 @@ async def _profile(model: ServedModel, items: list[WorkItem], config: ProfileCon
     step_bytes = read_bytes(model)
     watch = MemoryWatch(model.runner)
     async with opened(model, config.engine) as state:
-        check_concurrency(config, check(items, state.reader, model.name, state.strict_fields))
+        _check_concurrency(config, model, check(items, state.reader, model.name, state.strict_fields))
         progress("warming up")
         warm_up(model.runner, model.tokenizer.token_bytes, model.max_context)
         before, use = state.engine.engine.stats(), ProcessorUse()
@@ -226,13 +235,13 @@ async def _profile(model: ServedModel, items: list[WorkItem], config: ProfileCon
     return Run(profile, records, recorder, work)
 
 
-def check_concurrency(config: ProfileConfig, sequences: int) -> None:
+def _check_concurrency(config: ProfileConfig, model: ServedModel, sequences: int) -> None:
     """Raises ModelError if the engine would refuse requests of so many sequences, sent so many at a time."""
-    most = config.engine.max_waiting
+    most = (config.engine.max_batch or model.runner.max_batch) + config.engine.max_waiting
     if config.concurrency * sequences > most:
         raise ModelError(
-            f"--concurrency: {config.concurrency} requests of {sequences} answers are more than may wait; expected at "
-            f"most {most // sequences}, or a larger --max-waiting"
+            f"--concurrency: {config.concurrency} requests with up to {sequences} answers each are more than the "
+            f"{most} that may run and wait; expected at most {most // sequences}, or a larger --max-waiting"
         )
 
 

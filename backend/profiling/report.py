@@ -110,7 +110,7 @@ def _memory(profile: Profile) -> list[str]:
     rows = (
         ("weights", memory.weights, ""),
         ("KV blocks", memory.kv_there, kv),
-        ("activations", memory.activations, "what steps need beside these, at the peak"),
+        ("activations", memory.activations, "buffers of steps, logits, and what requests hold, at the peak"),
         ("rest", memory.rest, "interpreter, libraries, tokenizer, requests"),
         ("in all, at the peak", memory.total, ""),
     )
@@ -121,10 +121,11 @@ def _memory(profile: Profile) -> list[str]:
 
 def _roofs(profile: Profile) -> list[str]:
     machine = profile.machine
+    names = ("moved", "GFLOP", "memory", "arithmetic", "around it", "took")
     lines = [
         f"{machine.device}, {machine.threads} threads, measured: {machine.bytes_per_second / 1e9:.1f} GB/s of memory, "
         f"{machine.flops_per_second / 1e9:.0f} GFLOP/s in {machine.dtype}",
-        f"{'  a step, mean':<22}{'moved':>12}{'GFLOP':>12}{'memory':>12}{'arithmetic':>12}{'Python':>12}{'took':>12}",
+        f"{'  a step, mean':<22}" + "".join(f"{name:>12}" for name in names),
     ]
     for roof in profile.roofs:
         times = (roof.memory_seconds, roof.arithmetic_seconds, roof.python_seconds, roof.seconds)

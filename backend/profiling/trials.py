@@ -128,7 +128,8 @@ def _variant(change: Change, bench: Bench, progress: Progress) -> _Variant:
                 f"{len(bench.items)} requests are too few for {concurrency} at a time; expected more in --requests, "
                 "or a smaller --concurrency"
             )
-        batch = max(engine.max_batch or model.runner.max_batch, concurrency)
+        answers = concurrency * max(map(len, bench.lengths.values()))
+        batch = max(answers, engine.max_batch or model.runner.max_batch)
         return _Variant(
             change, f"{about}: {concurrency}", model, dataclasses.replace(engine, max_batch=batch), concurrency
         )

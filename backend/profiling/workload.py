@@ -50,11 +50,10 @@ def read_item(item: WorkItem, reader: RequestReader, model: str, strict: bool = 
     return reader.completions.read(decode_request(item.body, CompletionRequest, model, strict)[0])
 
 
-def requests_of(file: Path, model: str) -> list[WorkItem]:
+def requests_of(file: Path) -> list[WorkItem]:
     """The requests of a JSONL file, each the body of a chat or of a completion; they are not checked any further.
 
-    A line may also be of OpenAI's Batch API, with the body in its field ``body``. Whatever model a body names, the one
-    that is profiled answers. Empty lines are left out.
+    A line may also be of OpenAI's Batch API, with the body in its field ``body``. Empty lines are left out.
 
     Raises:
         ModelError: the file cannot be read, has no request, or a line is none; the message names the line.
@@ -65,13 +64,21 @@ def requests_of(file: Path, model: str) -> list[WorkItem]:
         raise ModelError(f"--requests {file}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ModelError(f"--requests {file}: byte {error.start} is not UTF-8") from error
-    items = [_item(line, f"{file}: line {number}", model) for number, line in enumerate(lines, 1) if line.strip()]
+    items = [_item(line, f"{file}: line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not items:
         raise ModelError(f"--requests {file}: there is no request in it; expected a JSON object in each line")
     return items
 
 
-def _item(line: str, name: str, model: str) -> WorkItem:
+def addressed(items: list[WorkItem], model: str) -> list[WorkItem]:
+    """The same requests to this model, whatever they name."""
+    return [
+        WorkItem(item.name, msgspec.json.encode({**msgspec.json.decode(item.body), "model": model}), item.is_chat)
+        for item in items
+    ]
+
+
+def _item(line: str, name: str) -> WorkItem:
     try:
         body: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -83,7 +90,7 @@ def _item(line: str, name: str, model: str) -> WorkItem:
     if ("messages" in body) == ("prompt" in body):
         found = "both" if "messages" in body else "neither"
         raise ModelError(f"{name}: expected either the field messages (a chat) or prompt (a completion), found {found}")
-    return WorkItem(name, msgspec.json.encode({**body, "model": model}), "messages" in body)
+    return WorkItem(name, msgspec.json.encode(body), "messages" in body)
 
 
 def check(items: list[WorkItem], reader: RequestReader, model: str, strict: bool) -> int:
