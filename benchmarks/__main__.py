@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="*",
         choices=[*FIGURES, *_OPTIONAL, []],
         metavar="FIGURE",
-        help=f"{', '.join(FIGURES)}, all by default; or {', '.join(_OPTIONAL)}, which need other engines",
+        help=f"{', '.join(FIGURES)}, all by default; or {', '.join(_OPTIONAL)}, which need other programs",
     )
     parser.add_argument("--quick", action="store_true", help="only see that it runs: few rounds, nothing is kept")
     parser.add_argument("--render", action="store_true", help="measure nothing, write the report anew")

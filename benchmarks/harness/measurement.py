@@ -48,6 +48,7 @@ OPTIONAL_FIGURES = {
     "semantic_peers": "semantic.peers",
     "quantization_peers": "quantization.peers",
     "gpu": "engine.gpu",
+    "dashboard": "gateway.dashboard",
 }
 
 

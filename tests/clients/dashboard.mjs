@@ -23,7 +23,7 @@ try {
   seen.refusal = await page.textContent("#login-error");
   await logIn(page, key);
   await shown(page);
-  await page.waitForSelector("#keys-body tr");
+  await page.waitForSelector("#engines-others li");
   seen.empty = {
     engines: await rows(page, "engines-body"), others: await page.locator("#engines-others li").allTextContents(), tiers: await rows(page, "tiers-body"),
     keys: await rows(page, "keys-body"), semantic: await page.textContent("#semantic-said"),

@@ -14,6 +14,7 @@ async function send(body) {
 
 async function look(page) {
   await page.waitForSelector("#keys-body meter");
+  await page.waitForSelector("#engines-body meter");
   return {
     engines: await rows(page, "engines-body"),
     others: await page.locator("#engines-others li").allTextContents(),

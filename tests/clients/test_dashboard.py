@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -97,14 +98,19 @@ async def test_an_operator_sees_engines_budgets_and_risks(
     admin = {"x-keepgate-admin-key": KEY}
     made = await client.send("POST", "/v1/keys", {"name": "app", "limits": {"budget_per_day": 40}}, admin)
     app = client.tenant(made.json["secret"])
-    for body in (chat(ASKED, max_tokens=50), chat(AGAIN, max_tokens=50), chat("Hi", model=MODEL, max_tokens=4)):
-        assert (await app.post(body)).status == 200
 
-    async def is_judged() -> bool:
-        stats = (await client.get("/v1/cache/stats", x_keepgate_admin_key=KEY)).json
-        return len(stats["layers"]["semantic"]["reliability"]) == 1
+    async def until_semantic(name: str, is_there: Callable[[Any], bool]) -> None:
+        async def is_reached() -> bool:
+            stats = (await client.get("/v1/cache/stats", x_keepgate_admin_key=KEY)).json
+            return is_there(stats["layers"]["semantic"][name])
 
-    await until(is_judged)
+        await until(is_reached, _DEADLINE, every=0.05)
+
+    assert (await app.post(chat(ASKED, max_tokens=50))).status == 200
+    await until_semantic("entries", lambda entries: bool(entries == 1))
+    assert (await app.post(chat(AGAIN, max_tokens=50))).status == 200
+    await until_semantic("reliability", lambda classes: len(classes) == 1)
+    assert (await app.post(chat("Hi", model=MODEL, max_tokens=4))).status == 200
     seen = await asyncio.to_thread(used, "dashboard_panels.mjs", client.gateway.url, made.json["secret"], MODEL)
 
     assert seen["problems"] == seen["refused"] == []

@@ -1,8 +1,8 @@
 "use strict";
 // Asks the operator's routes every few seconds while the page is in sight, and writes their answers into the page.
 
-const EVERY = 5000, SLOW_EVERY = 4, MINUTES = 60, MOST_KEYS = 50;
-let turn = 0, timer = null, busy = false, minutes = [], asked = -Infinity;
+const EVERY = 5000, IDLE_EVERY = 10000, SLOW = 20000, MINUTES = 60, MOST_KEYS = 50;
+let timer = null, busy = false, minutes = [], asked = -Infinity, slowAt = -Infinity, requestsBefore = null;
 
 function showCards(figures) {
   const saved = figures.saved;
@@ -24,13 +24,15 @@ function showCards(figures) {
   }));
 }
 
-// The gateway is asked for all minutes once, and then for those that may have changed.
+// The gateway is asked for all minutes once, and then for those that may have changed; what is wrong, if anything is.
 async function askTimeline() {
   const now = performance.now(), passed = Math.ceil((now - asked) / 60000) + 1; // not by the clocks, which may differ
-  const { data } = await ask("GET", `/v1/cache/timeline?steps=${Math.min(MINUTES, passed)}`);
+  const { data, missing } = await askList(`/v1/cache/timeline?steps=${Math.min(MINUTES, passed)}`);
+  if (missing) return missing;
   asked = now;
   const known = minutes.filter(point => point.time < data[0].time);
   minutes = [...known, ...data].slice(-MINUTES);
+  return null;
 }
 
 function showTimeline(points) {
@@ -73,7 +75,7 @@ function showEntries(page) {
       count(entry.cost.prompt_tokens + entry.cost.completion_tokens), seconds(entry.cost.seconds),
       Object.entries(entry.options).map(([name, value]) => `${name}=${value}`).join(" ") || "–", evict,
     ];
-  }), "No entry has been served yet: ask the same thing twice.");
+  }), page.missing ?? "No entry has been served yet: ask the same thing twice.");
 }
 
 async function evictEntry(id) {
@@ -115,7 +117,7 @@ function showSpent(use, when) {
   return shown;
 }
 
-// What needs Redis: without one the message of the gateway says what to set.
+// What needs Redis: without one, or while it is away, the message of the gateway says what to do.
 async function askList(path) {
   try {
     return await ask("GET", path);
@@ -131,7 +133,7 @@ function showRequests(list) {
     element("span", (each.cache ?? "refused") + (each.layer ? `, ${each.layer}` : "") + (each.error ? `: ${each.error}` : ""), { class: each.error ? "bad" : "" }),
     seconds(each.first_byte), seconds(each.seconds), count((each.prompt_tokens ?? 0) + (each.completion_tokens ?? 0)),
     each.upstream || "–", String(each.status), element("code", each.id),
-  ]), "No request yet.");
+  ]), list.missing ?? "No request yet.");
 }
 
 function showExplanation(found) {
@@ -175,15 +177,18 @@ function failed(error) {
   get("state").className = "bad";
 }
 
+// What is away is named, and the rest is shown all the same.
 async function refresh() {
   clearTimeout(timer);
   if (busy) return;
   busy = true;
+  let pause = EVERY;
   try {
-    const slow = turn++ % SLOW_EVERY === 0;
-    const [stats, requests, engines] = await Promise.all([
-      ask("GET", "/v1/cache/stats"), ask("GET", "/v1/requests?limit=20"), slow || hasEngines() ? askList("/v1/engines") : null, askTimeline(),
-    ]);
+    const now = performance.now(), slow = now - slowAt >= SLOW;
+    // Awaited last: an upstream that hangs must not hold up the rest.
+    const asking = slow || hasEngines() ? askList("/v1/engines") : null;
+    asking?.catch(() => null);
+    const [stats, requests, timeline] = await Promise.all([ask("GET", "/v1/cache/stats"), askList("/v1/requests?limit=20"), askTimeline()]);
     get("login").hidden = true;
     get("content").hidden = false;
     const figures = stats.windows[get("window").value];
@@ -193,30 +198,34 @@ async function refresh() {
     }
     showTimeline(minutes);
     showSemantic(stats.layers.semantic);
-    if (engines) showEngines(engines);
     showRequests(requests);
     if (slow) {
       showUpstreams(await ask("GET", "/v1/routing"));
-      showEntries(await ask("GET", "/v1/cache/entries?order=hits&limit=10"));
-      const costs = await ask("GET", "/v1/costs?by=key&since=24h");
-      showKeys(await askList("/v1/keys"), costs, await askList("/v1/budgets"));
+      showEntries(await askList("/v1/cache/entries?order=hits&limit=10"));
+      showKeys(await askList("/v1/keys"), await askList("/v1/costs?by=key&since=24h"), await askList("/v1/budgets"));
+      slowAt = now;
     }
-    get("state").textContent = `Updated ${new Date().toLocaleTimeString()}`;
-    get("state").className = "";
+    const engines = await asking;
+    if (engines) showEngines(engines);
+    const missing = timeline ?? requests.missing, total = stats.windows.all?.requests ?? null;
+    get("state").textContent = missing ?? `Updated ${new Date().toLocaleTimeString()}`;
+    get("state").className = missing ? "bad" : "";
+    const isBusy = engines?.data.some(each => each.engine && each.engine.batch.running + each.engine.batch.waiting > 0);
+    if (total === requestsBefore && !isBusy) pause = IDLE_EVERY;
+    requestsBefore = total;
   } catch (error) {
     failed(error);
     if (error instanceof Refused) return;
   } finally {
     busy = false;
   }
-  if (!document.hidden) timer = setTimeout(refresh, EVERY);
+  if (!document.hidden) timer = setTimeout(refresh, pause);
 }
 
 get("login").addEventListener("submit", event => {
   event.preventDefault();
   sessionStorage.setItem(KEY, get("admin-key").value);
-  turn = 0;
-  asked = -Infinity;
+  asked = slowAt = -Infinity;
   refresh();
 });
 get("explain-form").addEventListener("submit", async event => {

@@ -40,7 +40,7 @@ async def test_it_loads_nothing_from_elsewhere(stage: Stage) -> None:
     page = await client.get("/dashboard")
     own = [await client.get(f"/dashboard/{name}") for name in PARTS if not name.startswith("uPlot")]
     for file in (page, *own):
-        text = file.body.decode().replace("http://www.w3.org/2000/svg", "")  # the name of the namespace, which nobody asks
+        text = file.body.decode().replace("http://www.w3.org/2000/svg", "")  # the name of a namespace
         assert re.findall(r"url\(|@import|https?://|\son\w+=|innerHTML", text) == []
     assert re.findall(rb"""(?:src|href)=["'](?!/|data:|#)[^"']*""", page.body) == []
     policy = page.headers["Content-Security-Policy"]
