@@ -19,6 +19,7 @@ from backend.commands.command_line import (
     run_command,
 )
 from backend.commands.serve import add_engine_arguments, engine_config, template_of
+from backend.errors import ModelError
 from backend.profiling.changes import changes
 from backend.runners.fused.thread_count import limit_spinning
 from telemetry.logs import configure_logging
@@ -68,13 +69,22 @@ def _profile(words: Sequence[str]) -> None:
     )
     progress = progress_printer("profile")
     if arguments.output is not None:
-        arguments.output.mkdir(parents=True, exist_ok=True)
+        _make(arguments.output)
     run = profile_model(config, progress)
     if arguments.output is not None:
         write_files(run, arguments.output)
         progress(f"{arguments.output} has profile.html, timeline.json, operators.json and profile.json")
     exit_on_broken_pipe()
     print(json.dumps(as_json(run.profile), indent=2) if arguments.json else as_text(run.profile))
+
+
+def _make(folder: Path) -> None:
+    """Makes the folder for files before anything else, for a profile takes long. Raises ModelError, naming it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "profile.json").touch()
+    except OSError as error:
+        raise ModelError(f"--output {folder}: {error.strerror or error}; expected a folder to write to") from error
 
 
 class _Once(logging.Filter):

@@ -102,8 +102,8 @@ def _roof(kind: Kind, steps: Sequence[StepRecord], work: ModelWork, machine: Mac
     if limit == "none of them":
         sentence = (
             f"{kind}: neither memory bandwidth ({_ms(memory_seconds)}), arithmetic ({_ms(arithmetic_seconds)}) nor "
-            f"Python ({_ms(python_seconds)}) explains the {_ms(seconds)} step: the kernels do not reach the machine's "
-            "best, or other programs share its processors"
+            f"Python ({_ms(python_seconds)}) explains the {_ms(seconds)} step: launching many small kernels, threads "
+            "that wait for each other, or other programs on the processors do"
         )
     else:
         sentence = f"{kind}: {limit}: {sums[limit]} of the {_ms(seconds)} step"

@@ -25,6 +25,8 @@ from backend.models.sizes import count_parameters
 from backend.runners.fused.runner import FusedRunner
 
 _STATUS, _PAGEMAP, _CLEAR = Path("/proc/self/status"), Path("/proc/self/pagemap"), Path("/proc/self/clear_refs")
+_ENTRY = 8
+"""Bytes of a page's entry in ``pagemap``, of which the highest bit says that the page is there."""
 _PRESENT = np.uint64(1 << 63)
 _RESET_PEAK = "5"
 
@@ -88,7 +90,7 @@ class MemoryWatch:
         # A container may forbid it: then the peak is that since the start, loading included.
         with contextlib.suppress(OSError):
             _CLEAR.write_text(_RESET_PEAK)
-        self._before = _status("VmRSS") - self._there()
+        self._before = _status("VmRSS") - _there(self._weights) - _there(self._kv)
 
     def memory(self, held_blocks: int) -> Memory:
         """The memory until now; ``held_blocks`` is the most that sequences have held."""
@@ -100,14 +102,11 @@ class MemoryWatch:
             total = torch.cuda.max_memory_reserved()
             rest = total - weights - allocated - activations
             return Memory(torch.cuda.get_device_name(), weights, allocated, allocated, in_use, activations, rest, total)
-        weights, kv_there = _resident(self._weights), _resident(self._kv)
+        weights, kv_there = _there(self._weights), _there(self._kv)
         total = max(_status("VmHWM"), _status("VmRSS"))
         activations = max(0, total - weights - kv_there - self._before)
-        rest = total - weights - kv_there - activations
+        rest = max(0, total - weights - kv_there - activations)
         return Memory("this process", weights, allocated, kv_there, in_use, activations, rest, total)
-
-    def _there(self) -> int:
-        return _resident(self._weights) + _resident(self._kv)
 
 
 def tensors_of(holder: object) -> Iterator[torch.Tensor]:
@@ -161,16 +160,19 @@ def _kv_ranges(runner: ModelRunner) -> list[Range]:
     return ranges
 
 
-def _resident(ranges: list[Range]) -> int:
-    """Bytes of these that have a page. Raises OSError where the system does not tell."""
+def _there(ranges: list[Range]) -> int:
+    """Bytes of these that have a page; all of them where the system does not tell."""
     page = mmap.PAGESIZE
     pages = 0
-    with _PAGEMAP.open("rb", buffering=0) as entries:
-        for address, size in ranges:
-            first, last = address // page, (address + size - 1) // page
-            entries.seek(first * 8)
-            found = np.frombuffer(entries.read((last - first + 1) * 8), dtype=np.uint64)
-            pages += int(np.count_nonzero(found & _PRESENT))
+    try:
+        with _PAGEMAP.open("rb", buffering=0) as entries:
+            for address, size in ranges:
+                first, last = address // page, (address + size - 1) // page
+                entries.seek(first * _ENTRY)
+                found = np.frombuffer(entries.read((last - first + 1) * _ENTRY), dtype=np.uint64)
+                pages += int(np.count_nonzero(found & _PRESENT))
+    except OSError:
+        return sum(size for _, size in ranges)
     return pages * page
 
 

@@ -176,6 +176,7 @@ def test_each_name_has_one_owner(elsewhere: Path, tmp_path: Path) -> None:
         (("plan", "model", "--memory", "1GB"), "backend"),
         (("quantize", "model"), "backend"),
         (("eval", "model"), "backend"),
+        (("profile",), "backend"),
         (("replay", "trace.jsonl"), "backend"),
         (("eval-pairs", "pairs.csv"), "semantic"),
         (("serve", "--port", "0"), "backend"),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 PLAN = (str(Path(sys.executable).with_name("keepgate")), "plan")
+PROFILE = (str(Path(sys.executable).with_name("keepgate")), "profile")
 EVAL = (sys.executable, "-m", "backend.commands.eval")
 
 
@@ -25,6 +26,12 @@ EVAL = (sys.executable, "-m", "backend.commands.eval")
         (EVAL, ("default", "--text", "a", "--window", "1"), 2, "'1' is out of range, expected 2 or more"),
         (EVAL, ("default", "--text", "a", "--limit", "0"), 2, "'0' is out of range, expected 1 or more"),
         (EVAL, ("default", "--text", "a", "--quantization", "int3"), 2, "int3"),
+        (PROFILE, ("--try", "int3"), 2, "'int3' is no change, expected all or some of int8,int4"),
+        (PROFILE, ("--concurrency", "0"), 2, "'0' is out of range, expected 1 or more"),
+        (PROFILE, ("--price-per-hour", "-1"), 2, "'-1' is out of range, expected 0 to 100000"),
+        (PROFILE, ("--port", "80"), 2, "--port"),
+        (PROFILE, ("--requests", "absent.jsonl"), 1, "--requests absent.jsonl: No such file"),
+        (PROFILE, ("--output", "/dev/null"), 1, "--output /dev/null: File exists; expected a folder to write to"),
     ],
 )
 async def test_wrong_arguments_are_one_line(
@@ -40,7 +47,7 @@ async def test_wrong_arguments_are_one_line(
     assert message in err.decode()
 
 
-@pytest.mark.parametrize("module", ["eval", "plan", "quantize"])
+@pytest.mark.parametrize("module", ["eval", "plan", "profile", "quantize"])
 async def test_a_command_line_imports_no_torch(module: str) -> None:
     """The module of a command imports neither torch nor transformers, so that `--help` is fast."""
     check = f"import sys, backend.commands.{module}; sys.exit(bool({{'torch', 'transformers'}} & set(sys.modules)))"

@@ -9,6 +9,7 @@ from backend.engine import step as step_module
 from backend.engine.engine import Engine
 from backend.engine.scheduler import Scheduler
 from backend.profiling.instrumentation import TIMED, Recorder, instrumented, runner_class
+from tests.backend.engine.test_engine_overlap import Device
 from tests.backend.tiny_model import EngineClient, reference
 
 
@@ -62,6 +63,20 @@ def test_each_step_is_recorded_with_what_it_computed() -> None:
     assert recorder.most_held == 2 + 2  # the first ends before the second has its third
     named = {span.name for span in recorder.engine}
     assert named >= {"schedule", "build inputs", "prefill", "decode", "mixed", "sampling", "detokenise", "bookkeeping"}
+
+
+def test_steps_that_were_launched_ahead_have_the_time_of_their_device() -> None:
+    """A device computes while the host turns the tokens of the step before into text: no moment is two steps'."""
+    device = Device(reference(32))
+    client = EngineClient(Engine(device, max_batch=4, step_tokens=16, shares_prefixes=False))
+    with instrumented(device) as recorder:
+        client.submit(0, list(range(10, 20)), 8, logprobs=None, ignore_eos=True)
+        client.run()
+    assert any(device.ahead)
+    assert [step.kind for step in recorder.steps] == ["prefill", *["decode"] * 7]
+    assert all(step.model_seconds > 0 and step.step_seconds > 0 for step in recorder.steps)
+    first, last = recorder.steps[0].start, max(span.end for span in recorder.engine)
+    assert sum(step.model_seconds for step in recorder.steps) <= last - first
 
 
 def test_a_name_that_is_gone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

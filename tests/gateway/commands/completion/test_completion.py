@@ -108,7 +108,18 @@ def test_every_command_of_the_program_is_found(program: Command) -> None:
     """Those of other processes too, with their options and the commands below them."""
     found = {" ".join(command.path): command for command in program.all()}
     assert len(found) == len(program.all())
-    for name in ("serve", "doctor", "backend", "plan", "quantize", "eval", "eval-pairs", "replay", "keys create"):
+    for name in (
+        "serve",
+        "doctor",
+        "backend",
+        "plan",
+        "quantize",
+        "eval",
+        "profile",
+        "eval-pairs",
+        "replay",
+        "keys create",
+    ):
         assert found[name].options, name
     names = [name for option in found["backend"].options for name in option.names]
     assert "--kv-memory" in names
