@@ -169,7 +169,7 @@ class Metrics:
         prefilled, generated = (sum(step[place] for step in self._tokens) for place in (1, 2))
         return prefilled / _RATE_SECONDS, generated / _RATE_SECONDS
 
-    def status(self) -> dict[str, Any]:
+    def status(self, bytes_per_block: int) -> dict[str, Any]:
         """What the engine does now, as ``GET /engine`` has it. Shares are of the last steps, rates of the last 10 s,
         counts since the start.
         """
@@ -188,6 +188,7 @@ class Metrics:
                 "held": stats.held_blocks,
                 "cached": stats.cached_blocks,
                 "tokens_per_block": BLOCK_SIZE,
+                "bytes_per_block": bytes_per_block,
             },
             "tokens": {
                 "prompt": stats.prompt_tokens,

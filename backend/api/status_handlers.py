@@ -9,6 +9,7 @@ from backend.api.metrics import CONTENT_TYPE
 from backend.api.prefix_handlers import describe_store
 from backend.api.server_state import STATE, ServerState
 from backend.engine.async_engine import NOT_RUNNING
+from backend.engine.model_runner import BLOCK_SIZE
 from backend.errors import Unavailable
 from backend.protocol import check_model
 from backend.responses.model_info import describe
@@ -43,7 +44,7 @@ async def engine_status(request: web.Request) -> web.Response:
             "model": state.model.name,
             "runner": state.model.runner.name,
             "alive": state.engine.alive,
-            **state.metrics.status(),
+            **state.metrics.status(BLOCK_SIZE * state.model.runner.kv_bytes_per_token),
             "prefix_store": None if opened is None else describe_store(state, opened),
         }
     )

@@ -124,7 +124,10 @@ async def test_an_operator_sees_engines_budgets_and_risks(
     assert any("is not Keepgate's engine" in reason for reason in first["others"])
     assert any("gone cannot be reached" in reason for reason in first["others"])
     assert [row[1] for row in first["tiers"]] == ["device (KV blocks)", "host memory"]
-    assert "16.8 MB" in first["tiers"][1][3]
+    device, memory = first["tiers"]
+    assert "16.8 MB" in memory[3]
+    assert re.fullmatch(r"[\d.]+ [MG]B of [\d.]+ [MG]B", device[3].strip())
+    assert (int(device[4]) > 0, device[5:7]) == (True, ["0", "0.0 %"])
     assert "backend.prefix_index" in first["notes"][0]
 
     spent = [float(re.findall(r"\$([\d.]+) of \$40.00", look["keys"][0][6])[0]) for look in (first, second)]

@@ -54,9 +54,7 @@ function showTiers(found) {
     const stored = tier.bytes ?? null;
     return [
       upstream, TIERS[name] ?? name, tier.blocks === undefined || tier.blocks === null ? "–" : count(tier.blocks),
-      tier.capacity_bytes ? meter(stored ?? 0, tier.capacity_bytes, `${size(stored ?? 0)} of ${size(tier.capacity_bytes)}`, "bytes")
-        : tier.capacity_blocks ? meter(tier.blocks, tier.capacity_blocks, `${count(tier.capacity_blocks)} blocks`, "blocks")
-        : stored === null ? "–" : size(stored),
+      tier.capacity_bytes ? meter(stored ?? 0, tier.capacity_bytes, `${size(stored ?? 0)} of ${size(tier.capacity_bytes)}`, "bytes") : stored === null ? "–" : size(stored),
       lookups === null ? "–" : count(lookups), tier.hits === undefined ? "–" : count(tier.hits),
       lookups ? share(tier.hits / lookups) : "–", `${count(tier.tokens_saved)} tokens`,
       tier.bytes_read === undefined ? "–" : size(tier.bytes_read),
@@ -72,9 +70,13 @@ function showTiers(found) {
   get("tiers-notes").replaceChildren(...notes);
 }
 
-// Without a store the device's own memory is the one tier.
+// The engine's own memory is the first tier, also without a store. It is asked for tokens, which are shown as blocks.
 function tiersOf(engine) {
-  if (engine.prefix_store) return engine.prefix_store.tiers;
-  const { kv_blocks: blocks, prefix_cache: prefix } = engine;
-  return { device: { blocks: blocks.held + blocks.cached, capacity_blocks: blocks.total, tokens_saved: prefix.tokens_found } };
+  const { kv_blocks: { held, cached, total, tokens_per_block, bytes_per_block }, prefix_cache: prefix } = engine;
+  const stored = engine.prefix_store?.tiers ?? {}, saved = stored.device?.tokens_saved ?? prefix.tokens_found;
+  const device = {
+    blocks: held + cached, bytes: (held + cached) * bytes_per_block, capacity_bytes: total * bytes_per_block, tokens_saved: saved,
+    hits: Math.round(saved / tokens_per_block), misses: Math.max(0, Math.floor(prefix.tokens_asked / tokens_per_block) - Math.round(saved / tokens_per_block)),
+  };
+  return { ...stored, device };
 }

@@ -41,6 +41,7 @@ class EngineBlocks(msgspec.Struct, kw_only=True):
     held: int
     cached: int
     tokens_per_block: int
+    bytes_per_block: int
 
 
 class EngineTokens(msgspec.Struct, kw_only=True):

@@ -266,6 +266,8 @@ async def test_the_engine_says_what_it_does(server: Served) -> None:
     assert (idle["object"], idle["model"], idle["alive"]) == ("keepgate.engine", MODEL, True)
     assert idle["batch"] == {"running": 0, "waiting": 0, "max_batch": 8, "fill": 0.0, "padding": 0.0}
     assert (idle["kv_blocks"]["total"], idle["kv_blocks"]["held"]) == (total, 0)
+    per_token = server.state.model.runner.kv_bytes_per_token
+    assert idle["kv_blocks"]["bytes_per_block"] == idle["kv_blocks"]["tokens_per_block"] * per_token > 0
     assert idle["tokens"] == {"prompt": 0, "generated": 0, "prefill_per_second": 0.0, "decode_per_second": 0.0}
     assert idle["prefix_store"] is None
 

@@ -22,7 +22,7 @@ STATUS: dict[str, Any] = {
     "runner": "fused",
     "alive": True,
     "batch": {"running": 3, "waiting": 2, "max_batch": 8, "fill": 0.375, "padding": 0.0},
-    "kv_blocks": {"total": 100, "held": 40, "cached": 7, "tokens_per_block": 16},
+    "kv_blocks": {"total": 100, "held": 40, "cached": 7, "tokens_per_block": 16, "bytes_per_block": 4096},
     "tokens": {"prompt": 900, "generated": 300, "prefill_per_second": 90.0, "decode_per_second": 30},
     "prefix_cache": {"tokens_asked": 1200, "tokens_found": 300},
     "preemptions": 0,
