@@ -26,7 +26,7 @@ from backend.profiling.machine import Machine, ProcessorUse, measure
 from backend.profiling.memory import Memory, MemoryWatch, is_on_cuda, read_bytes
 from backend.profiling.replay import RequestRecord, forget, opened, replay
 from backend.profiling.trace_files import OperatorTime, write_operators
-from backend.profiling.trials import Bench, Trial, run_trials
+from backend.profiling.trials import Bench, Trials, run_trials
 from backend.profiling.work import ModelWork
 from backend.profiling.workload import WorkItem, addressed, check, made_up, requests_of
 from backend.runners.warm_up import warm_up
@@ -148,7 +148,8 @@ class Profile:
     machine: Machine
     roofs: list[Roof]
     cost: Cost | None
-    trials: list[Trial]
+    trials: Trials | None
+    """None: nothing was tried."""
     operators: list[OperatorTime]
     """Of a few steps under torch's profiler, where files are written."""
 
@@ -289,7 +290,7 @@ def _figures(
         machine=machine,
         roofs=roofs,
         cost=cost_of(config.price_per_hour, wall, generated, prompts),
-        trials=[],
+        trials=None,
         operators=[],
     )
 

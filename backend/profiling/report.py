@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from backend.profiling.profile import Profile, Quantiles
-from backend.profiling.trials import Measurement
+from backend.profiling.trials import Measurement, Trials
 
 _PHASES = (
     ("tokenise", "tokenise"),
@@ -34,8 +34,8 @@ def as_text(profile: Profile) -> str:
         _memory(profile),
         _roofs(profile),
     ]
-    if profile.trials:
-        sections.append(_trials(profile))
+    if profile.trials is not None:
+        sections.append(_trials(profile.trials))
     if profile.cost is not None:
         cost = profile.cost
         sections.append(
@@ -136,16 +136,17 @@ def _roofs(profile: Profile) -> list[str]:
     return lines + [f"  {roof.sentence}" for roof in profile.roofs]
 
 
-def _trials(profile: Profile) -> list[str]:
+def _trials(trials: Trials) -> list[str]:
     """What was tried, with the settings as they are beside each."""
     head = _row("", ("tokens/s", "", "TTFT", "", "ITL", "")).rstrip()
     lines = [f"{'tried':<22}{head[22:]}"]
-    for trial in profile.trials:
+    for trial in trials.changes:
         if trial.before is not None and trial.after is not None:
             if len(lines) == 1:
+                lines[0] += f"    {trials.rounds} rounds; other programs used {trials.others:.2f} processors"
                 lines.append(_measured("as it is", trial.before, None))
             lines.append(_measured(trial.name, trial.after, trial.ratio))
-    for trial in profile.trials:
+    for trial in trials.changes:
         lines += [f"  {trial.name}: {trial.verdict}: {trial.reason}", f"    {trial.about}"]
     return lines
 

@@ -28,6 +28,7 @@ from backend.errors import ModelError
 from backend.model import ServedModel, load_model
 from backend.model_loader.source import ModelSource
 from backend.profiling.changes import ABOUT, Change
+from backend.profiling.machine import ProcessorUse
 from backend.profiling.memory import is_on_cuda, read_bytes
 from backend.profiling.replay import RequestRecord, forget, opened, replay
 from backend.profiling.workload import WorkItem
@@ -74,6 +75,16 @@ class Trial:
         return medians(self.ratios)
 
 
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """All changes that were to be tried."""
+
+    changes: list[Trial]
+    rounds: int
+    others: float
+    """Processors that other programs used meanwhile: where it is much, differences drown in it."""
+
+
 @dataclass(slots=True)
 class _Variant:
     name: str
@@ -99,7 +110,7 @@ class Bench:
     """Of all prompts and answers."""
 
 
-async def run_trials(bench: Bench, changes: Sequence[Change], rounds: int, progress: Progress) -> list[Trial]:
+async def run_trials(bench: Bench, changes: Sequence[Change], rounds: int, progress: Progress) -> Trials:
     """Tries the changes, in their order.
 
     Raises:
@@ -111,11 +122,12 @@ async def run_trials(bench: Bench, changes: Sequence[Change], rounds: int, progr
             variants.append(_variant(change, bench, progress))
         except ModelError as reason:
             trials.append(Trial(change, ABOUT[change], "not tried", str(reason), None, None, []))
+    use = ProcessorUse()
     if len(variants) > 1:
         await _run(variants, bench, rounds, progress)
     first, *others = variants
     found = {trial.name: trial for trial in [*trials, *(_compared(first, other) for other in others)]}
-    return [found[change] for change in changes]
+    return Trials([found[change] for change in changes], rounds, use.until_now()[1])
 
 
 def _variant(change: Change, bench: Bench, progress: Progress) -> _Variant:

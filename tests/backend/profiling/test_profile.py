@@ -124,7 +124,8 @@ def test_the_cost_is_that_of_the_time(run: Run) -> None:
 
 def test_changes_were_run(run: Run) -> None:
     """Each has figures of its own, a verdict, and equal work; restored prompts have an earlier first token."""
-    trials = {trial.name: trial for trial in run.profile.trials}
+    assert run.profile.trials is not None
+    trials = {trial.name: trial for trial in run.profile.trials.changes}
     assert list(trials) == ["int8", "batch", "prefix-store"]
     for trial in trials.values():
         assert trial.before is not None
@@ -138,7 +139,7 @@ async def test_a_change_that_cannot_be_tried_says_why(model: ServedModel, source
     """It needs more requests, or what the settings rule out."""
     engine = dataclasses.replace(ENGINE, shares_prefixes=False)
     bench = Bench(source, model, engine, made_up(model)[:1], 1, {"prompt 1": [4]}, 100)
-    batch, store = await run_trials(bench, ("batch", "prefix-store"), 1, quiet)
+    batch, store = (await run_trials(bench, ("batch", "prefix-store"), 1, quiet)).changes
     assert (batch.verdict, store.verdict) == ("not tried", "not tried")
     assert batch.reason.startswith("1 requests are too few for 2 at a time")
     assert store.reason == "--no-prefix-sharing computes every prompt in full"
