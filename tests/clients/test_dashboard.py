@@ -126,7 +126,7 @@ async def test_an_operator_sees_engines_budgets_and_risks(
     assert [row[1] for row in first["tiers"]] == ["device (KV blocks)", "host memory"]
     device, memory = first["tiers"]
     assert "16.8 MB" in memory[3]
-    assert re.fullmatch(r"[\d.]+ [MG]B of [\d.]+ [MG]B", device[3].strip())
+    assert re.fullmatch(r"[\d.]+ [kM]B of [\d.]+ [MG]B", device[3].strip())
     assert (int(device[4]) > 0, device[5:7]) == (True, ["0", "0.0 %"])
     assert "backend.prefix_index" in first["notes"][0]
 

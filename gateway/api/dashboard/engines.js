@@ -20,7 +20,7 @@ function showEngines(list) {
       stacked(rate(tokens.prefill_per_second), `${count(tokens.prompt)} in all`), stacked(rate(tokens.decode_per_second), `${count(tokens.generated)} in all`),
       asked ? share(prefix.tokens_found / asked) : "–", count(engine.preemptions),
     ];
-  }), "No upstream is Keepgate's engine. Start the gateway without --upstream for the included one, or name the URL of a `keepgate backend`.");
+  }), list.missing ?? "No upstream is Keepgate's engine. Start the gateway without --upstream for the included one, or name the URL of a `keepgate backend`.");
   const others = list.data.filter(each => !each.engine).map(each => element("li", each.reason, { class: each.state === "away" ? "bad" : "" }));
   get("engines-others").replaceChildren(...others);
   showTiers(found);
