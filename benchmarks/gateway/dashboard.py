@@ -48,13 +48,13 @@ _BYTES = """[...performance.getEntriesByType("navigation"), ...performance.getEn
   .reduce((sum, entry) => sum + entry.transferSize, 0)"""
 _REFRESHES = 'performance.getEntriesByType("resource").filter(entry => entry.name.includes("/v1/cache/stats")).length'
 _METHOD = f"""\
-One gateway, one worker on one core, embedded Valkey, after {_REQUESTS} requests of {_MODELS} models. Headless Chromium
-opens its dashboard on the core of the load, over the loopback and with nothing of it in the browser's cache. CPU is the
-CPU time of the gateway's process by the time that passes while nobody else asks it anything; beside it stands the same
-without the page. First paint is the browser's own first contentful paint, from the navigation's begin, in a browser that
-has shown another page of the gateway: without that it is the start of Chromium that is measured. The figures are painted
-once the gateway has answered the first questions of the page. Bytes are those of the page and its files with their
-headers."""
+One gateway, one worker on one core, embedded Valkey, after {_REQUESTS} requests of {_MODELS} models. Headless
+Chromium opens its dashboard on the core of the load, over the loopback and with nothing of it in the browser's cache.
+CPU is the CPU time of the gateway's process by the time that passes while nobody else asks it anything; beside it
+stands the same without the page. First paint is the browser's own first contentful paint, from the navigation's
+begin, in a browser that has shown another page of the gateway: without that it is the start of Chromium that is
+measured. The figures are painted once the gateway has answered the first questions of the page. Bytes are those of
+the page and its files with their headers."""
 
 
 async def measure(quick: bool) -> Figure:
