@@ -18,6 +18,8 @@ _OF_ENGINE = ("schedule", "prefix lookup", "build inputs", *KINDS, "sampling", "
 _OF_LOOP = ("tokenise", "respond", "deliver", "prefix store")
 """Where two of them overlap, the moment counts as the first."""
 IDLE, OTHER = "idle", "other"
+WAITED_FOR = (*_OF_LOOP, IDLE)
+"""Parts in which the engine does not compute."""
 PARTS = (*_OF_LOOP, *_OF_ENGINE, IDLE, OTHER)
 _PYTHON = ("schedule", "prefix lookup", "build inputs", "detokenise", BOOKKEEPING, OTHER)
 _WORDS = {

@@ -14,9 +14,10 @@ from importlib import resources
 from pathlib import Path
 
 from backend.profiling.attribution import window_of
-from backend.profiling.instrumentation import WAITING, Recorder, Span
+from backend.profiling.figures import Profile
+from backend.profiling.instrumentation import WAITING, Recorder, Span, StepRecord
 from backend.profiling.machine import Machine
-from backend.profiling.profile import Profile, Run
+from backend.profiling.profile import Run
 from backend.profiling.replay import RequestRecord
 from backend.profiling.report import as_json, as_text, milliseconds
 from backend.profiling.trace_files import phases_in_order, write_timeline
@@ -35,18 +36,21 @@ _WIDTH, _HEIGHT, _MARGIN = 720, 360, 56
 _SHORTEST = 1 / 20_000
 """Of the run: what is shorter is left out of the timeline."""
 _MOST_REQUESTS = 60
+_MOST_STEPS = 2000
+"""In one picture."""
 
 
 def write_files(run: Run, folder: Path) -> None:
     """Writes the page, the timeline for Perfetto and all figures into a folder. Raises OSError."""
     (folder / "profile.html").write_text(page(run), encoding="utf-8")
     (folder / "profile.json").write_text(json.dumps(as_json(run.profile), indent=2), encoding="utf-8")
-    write_timeline(folder / "timeline.json", run.records, run.recorder, run.work, run.profile.machine)
+    observed = run.observed
+    write_timeline(folder / "timeline.json", observed.records, observed.recorder, observed.work, observed.machine)
 
 
 def page(run: Run) -> str:
     """The page, in HTML."""
-    profile = run.profile
+    profile, observed = run.profile, run.observed
     template = resources.files("backend.profiling").joinpath("page.html").read_text(encoding="utf-8")
     title = f"{profile.model} on {profile.runner}"
     parts = {
@@ -54,9 +58,9 @@ def page(run: Run) -> str:
         "BOTTLENECK": html.escape(profile.bottleneck),
         "PARTS": _bar(profile),
         "LEGEND": _legend(),
-        "TIMELINE": _timeline(run.records, run.recorder),
-        "ROOFLINE": _roofline(run.recorder, run.work, profile.machine),
-        "DURATIONS": _durations(run.recorder),
+        "TIMELINE": _timeline(observed.records, observed.recorder),
+        "ROOFLINE": _roofline(observed.recorder, observed.work, observed.machine),
+        "DURATIONS": _durations(observed.recorder),
         "TABLES": html.escape(as_text(profile)),
     }
     for name, text in parts.items():
@@ -122,7 +126,7 @@ def _roofline(recorder: Recorder, work: ModelWork, machine: Machine) -> str:
     """Operations a second against operations a byte, both on logarithmic scales, under the measured roof."""
     points = [
         (step, its.intensity, its.flops / step.model_seconds)
-        for step in recorder.steps
+        for step in _some(recorder.steps)
         if step.model_seconds
         for its in [work.of(step)]
     ]
@@ -168,6 +172,11 @@ def _roofline(recorder: Recorder, work: ModelWork, machine: Machine) -> str:
     )
 
 
+def _some(steps: Sequence[StepRecord]) -> Sequence[StepRecord]:
+    """As many of them as a picture bears, evenly chosen."""
+    return steps[:: max(1, math.ceil(len(steps) / _MOST_STEPS))]
+
+
 def _decades(values: Sequence[float]) -> tuple[float, float]:
     """The powers of ten around them."""
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
@@ -180,7 +189,8 @@ def _powers(low: float, high: float) -> list[float]:
 
 def _durations(recorder: Recorder) -> str:
     """Decode steps in their order: bars as high as they took long."""
-    steps = [step for step in recorder.steps if step.kind == "decode" and step.step_seconds]
+    all_steps = [step for step in recorder.steps if step.kind == "decode" and step.step_seconds]
+    steps = _some(all_steps)
     if not steps:
         return "<p>There was no step that only decodes.</p>"
     longest = max(step.step_seconds for step in steps)
@@ -195,6 +205,6 @@ def _durations(recorder: Recorder) -> str:
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT / 2 + 24}" role="img" aria-label="Durations of decode steps">{bars}'
         f'<text x="{_MARGIN - 8}" y="{_MARGIN / 2 + 4}" text-anchor="end">{milliseconds(longest)}</text>'
-        f'<text x="{_WIDTH / 2}" y="{_HEIGHT / 2 + 18}" text-anchor="middle">{len(steps)} decode steps, in their order'
-        "</text></svg>"
+        f'<text x="{_WIDTH / 2}" y="{_HEIGHT / 2 + 18}" text-anchor="middle">{len(steps)} of {len(all_steps)} decode '
+        "steps, in their order</text></svg>"
     )

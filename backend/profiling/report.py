@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from backend.profiling.profile import Profile, Quantiles
+from backend.profiling.figures import Profile, Quantiles
 from backend.profiling.trials import Measurement, Trials
 
 _PHASES = (
@@ -16,6 +16,9 @@ _PHASES = (
     ("decode", "decode"),
     ("finish", "finish"),
 )
+
+
+_MOST_OPERATORS = 8
 
 
 def as_json(profile: Profile) -> dict[str, Any]:
@@ -34,6 +37,8 @@ def as_text(profile: Profile) -> str:
         _memory(profile),
         _roofs(profile),
     ]
+    if profile.operators:
+        sections.append(_operators(profile))
     if profile.trials is not None:
         sections.append(_trials(profile.trials))
     if profile.cost is not None:
@@ -134,6 +139,14 @@ def _roofs(profile: Profile) -> list[str]:
             + "".join(f"{milliseconds(seconds):>12}" for seconds in times)
         )
     return lines + [f"  {roof.sentence}" for roof in profile.roofs]
+
+
+def _operators(profile: Profile) -> list[str]:
+    lines = [f"{'operators, some steps':<40}{'count':>8}{'time':>12}{'on device':>12}"]
+    for one in profile.operators[:_MOST_OPERATORS]:
+        times = f"{milliseconds(one.seconds):>12}{milliseconds(one.device_seconds):>12}"
+        lines.append(f"  {one.name[:37]:<38}{one.count:>8}{times}")
+    return lines
 
 
 def _trials(trials: Trials) -> list[str]:

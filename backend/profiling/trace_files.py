@@ -36,6 +36,8 @@ _MICROSECONDS = 1e6
 _SEQUENCES, _STEPS = 2, 24
 """Of the run that torch's profiler observes."""
 _MOST_OPERATORS = 12
+_MOST_SPANS = 500_000
+"""Of a thread, from the first on: a browser takes files of some hundred MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,9 @@ class OperatorTime:
     name: str
     count: int
     seconds: float
+    """Of the processor."""
+    device_seconds: float
+    """Of a CUDA device."""
 
 
 def write_timeline(
@@ -55,8 +60,11 @@ def write_timeline(
     events = [
         *(_named("thread_name", thread, {"name": name}) for thread, name in _THREADS.items()),
         _named("process_name", 0, {"name": "keepgate profile"}),
-        *(_complete(span, _ENGINE, start, {}) for span in recorder.engine if span.name != WAITING),
-        *(_complete(span, _STORE if span.name == "prefix store" else _LOOP, start, {}) for span in recorder.loop),
+        *(_complete(span, _ENGINE, start, {}) for span in recorder.engine[:_MOST_SPANS] if span.name != WAITING),
+        *(
+            _complete(span, _STORE if span.name == "prefix store" else _LOOP, start, {})
+            for span in recorder.loop[:_MOST_SPANS]
+        ),
         *_steps(recorder, start, work, machine),
         *(event for number, record in enumerate(records) for event in _request(number, record, start)),
     ]
@@ -85,10 +93,15 @@ def write_operators(
             _run_steps(model, engine, items)
     profiler.export_chrome_trace(str(file))
     found = [
-        OperatorTime(event.key, event.count, event.self_cpu_time_total / _MICROSECONDS)
+        OperatorTime(
+            event.key,
+            event.count,
+            event.self_cpu_time_total / _MICROSECONDS,
+            event.self_device_time_total / _MICROSECONDS,
+        )
         for event in profiler.key_averages()
     ]
-    return sorted(found, key=lambda one: -one.seconds)[:_MOST_OPERATORS]
+    return sorted(found, key=lambda one: -max(one.seconds, one.device_seconds))[:_MOST_OPERATORS]
 
 
 def _run_steps(model: ServedModel, config: EngineConfig, items: Sequence[WorkItem]) -> None:

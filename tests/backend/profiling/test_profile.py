@@ -71,24 +71,24 @@ def test_the_named_parts_add_up_to_the_wall_time(run: Run) -> None:
 
 def test_the_phases_of_each_request_add_up(run: Run) -> None:
     """A request's times follow one another, and each token has one."""
-    for record in run.records:
+    for record in run.observed.records:
         times = [record.arrived, record.tokenised, record.queued, record.started, *record.token_times, record.ended]
         assert times == sorted(times)
         assert len(record.token_times) == sum(record.generated)
     assert run.profile.ttft.p50 <= run.profile.ttft.worst
-    assert [record.generated for record in run.records][1:3] == [[12, 12], [12]]
+    assert [record.generated for record in run.observed.records][1:3] == [[12, 12], [12]]
 
 
 def test_the_work_is_counted(run: Run) -> None:
     """Tokens computed are those of prompts that were not cached, and of answers but for their last tokens."""
-    work, steps = run.profile.workload, run.recorder.steps
+    work, steps = run.profile.workload, run.observed.recorder.steps
     assert (work.requests, work.concurrency, work.generated_tokens) == (
         4,
         2,
-        sum(sum(r.generated) for r in run.records),
+        sum(sum(r.generated) for r in run.observed.records),
     )
-    assert work.cached_tokens == sum(record.cached_tokens for record in run.records) > 0
-    answers = sum(len(record.generated) for record in run.records)
+    assert work.cached_tokens == sum(record.cached_tokens for record in run.observed.records) > 0
+    answers = sum(len(record.generated) for record in run.observed.records)
     rows = sum(step.rows for step in steps)
     assert rows - sum(step.prefill_rows for step in steps) == work.generated_tokens - answers
 
@@ -159,7 +159,7 @@ def test_the_files_are_for_perfetto_and_a_browser(run: Run, folder: Path) -> Non
     kinds = Counter(event["ph"] for event in timeline)
     assert kinds["b"] == kinds["e"] == 7 * len(REQUESTS)
     assert sum(event["name"] in ("prefill", "decode", "mixed") for event in timeline if event["ph"] == "X") >= len(
-        run.recorder.steps
+        run.observed.recorder.steps
     )
     assert {event["args"]["name"] for event in timeline if event["name"] == "thread_name"} >= {"engine", "event loop"}
     assert all(event["dur"] >= 0 for event in timeline if event["ph"] == "X")
@@ -191,7 +191,7 @@ def test_the_page_loads_nothing(run: Run, folder: Path) -> None:
     assert found.links == []
     assert "url(" not in page
     assert "<!--" not in page
-    assert found.tags["circle"] == len(run.recorder.steps)
+    assert found.tags["circle"] == len(run.observed.recorder.steps)
     assert page.count("line 1</div>") == 1
 
 
