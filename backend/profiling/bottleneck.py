@@ -66,11 +66,11 @@ def named(parts: Sequence[Part], roofs: Sequence[Roof]) -> str:
     """The bottleneck of the run in a sentence: the part that takes most of its time, and what bounds that."""
     wall = sum(part.seconds for part in parts)
     most = max(parts, key=lambda part: part.seconds)
-    share = f"{most.seconds / wall:.0%} of the time is {most.name}"
     roof = next((roof for roof in roofs if roof.kind == most.name), None)
+    share = f"{most.seconds / wall:.0%} of the time"
     if roof is not None:
-        return f"{share}. {roof.sentence}"
-    return f"{share}: {_NOT_MODEL.get(most.name, 'the bottleneck is Python, not the model')}"
+        return f"{share} goes into {roof.kind} steps. {roof.sentence}"
+    return f"{share} is {most.name}: {_NOT_MODEL.get(most.name, 'the bottleneck is Python, not the model')}"
 
 
 def _roof(kind: Kind, steps: Sequence[StepRecord], work: ModelWork, machine: Machine) -> Roof:

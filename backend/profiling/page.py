@@ -204,7 +204,7 @@ def _durations(recorder: Recorder) -> str:
     )
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT / 2 + 24}" role="img" aria-label="Durations of decode steps">{bars}'
-        f'<text x="{_MARGIN - 8}" y="{_MARGIN / 2 + 4}" text-anchor="end">{milliseconds(longest)}</text>'
+        f'<text x="{_MARGIN}" y="{_MARGIN / 2 - 6}">the longest: {milliseconds(longest)}</text>'
         f'<text x="{_WIDTH / 2}" y="{_HEIGHT / 2 + 18}" text-anchor="middle">{len(steps)} of {len(all_steps)} decode '
         "steps, in their order</text></svg>"
     )

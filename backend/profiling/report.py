@@ -156,7 +156,7 @@ def _trials(trials: Trials) -> list[str]:
     for trial in trials.changes:
         if trial.before is not None and trial.after is not None:
             if len(lines) == 1:
-                lines[0] += f"    {trials.rounds} rounds; other programs used {trials.others:.2f} processors"
+                lines[0] += f"    rounds: {trials.rounds}; other programs used {trials.others:.2f} processors"
                 lines.append(_measured("as it is", trial.before, None))
             lines.append(_measured(trial.name, trial.after, trial.ratio))
     for trial in trials.changes:

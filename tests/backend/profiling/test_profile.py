@@ -102,7 +102,7 @@ def test_the_bottleneck_comes_with_its_calculation(run: Run) -> None:
         (decode.weight_bytes + decode.kv_bytes) / profile.machine.bytes_per_second
     )
     assert decode.sentence.startswith("decode: ")
-    assert re.match(r"\d+% of the time is (prefill|decode|mixed)\. ", profile.bottleneck)
+    assert re.match(r"\d+% of the time goes into (prefill|decode|mixed) steps\. ", profile.bottleneck)
     assert any(roof.sentence in profile.bottleneck for roof in profile.roofs)
 
 

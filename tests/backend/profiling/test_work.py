@@ -89,6 +89,6 @@ def test_the_part_that_takes_most_is_named_with_its_calculation() -> None:
     """A part of the model with what bounds it, another part with what it means."""
     roofs = roofs_of([step("prefill", (0, 4000), took=0.05, model=0.05)], work(1_000_000), MACHINE)
     mostly_prefill = named([Part("prefill", "", 3, 0), Part("idle", "", 1, 0)], roofs)
-    assert mostly_prefill.startswith("75% of the time is prefill. prefill: arithmetic: 4000 tokens of")
+    assert mostly_prefill.startswith("75% of the time goes into prefill steps. prefill: arithmetic: 4000 tokens of")
     idle = named([Part("prefill", "", 1, 0), Part("idle", "", 3, 0)], roofs)
     assert idle == "75% of the time is idle: the engine has nothing to do: more requests at a time would use it"
