@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from backend.commands.argument_types import number_between, positive
+from backend.commands.argument_types import integer_between, number_between, positive
 from backend.commands.command_line import (
     Parser,
     exit_on_broken_pipe,
@@ -35,6 +35,7 @@ examples:
   keepgate profile --json --price-per-hour 0.40"""
 
 _MOST_DOLLARS = 100_000
+_MOST_ROUNDS = 1000
 
 
 def run(words: Sequence[str]) -> int:
@@ -136,10 +137,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--rounds",
-        type=positive,
+        type=integer_between(2, _MOST_ROUNDS),
         metavar="N",
         default=3,
-        help="how often each of them is run (default: %(default)s)",
+        help="how often each of them is run, 2 or more (default: %(default)s)",
     )
     parser.add_argument(
         "--price-per-hour",

@@ -104,6 +104,8 @@ class Profile:
     generated_per_second: float
     prompt_tokens_per_second: float
     bottleneck: str
+    remark: str
+    """What makes the figures less reliable; empty: nothing is known to."""
     parts: list[Part]
     phases: Phases
     ttft: Quantiles
@@ -168,7 +170,8 @@ def figures_of(
         wall_seconds=wall,
         generated_per_second=generated / wall,
         prompt_tokens_per_second=prompts / wall,
-        bottleneck=named(parts, roofs) + _disturbed(observed.processors[1]),
+        bottleneck=named(parts, roofs),
+        remark=_disturbed(observed.processors[1]),
         parts=parts,
         phases=phases_of(records),
         ttft=quantiles([record.ttft for record in records]),
@@ -188,7 +191,7 @@ def _disturbed(others: float) -> str:
     """A remark where other programs used so many processors that it matters."""
     if others < _DISTURBING:
         return ""
-    return f". Other programs used {others:.1f} of {os.cpu_count()} processors meanwhile: measure again without them"
+    return f"other programs used {others:.1f} of {os.cpu_count()} processors meanwhile: measure again without them"
 
 
 def quantiles(durations: Sequence[float]) -> Quantiles:

@@ -56,6 +56,7 @@ def page(run: Run) -> str:
     parts = {
         "TITLE": html.escape(title),
         "BOTTLENECK": html.escape(profile.bottleneck),
+        "REMARK": f"<p>But: {html.escape(profile.remark)}.</p>" if profile.remark else "",
         "PARTS": _bar(profile),
         "LEGEND": _legend(),
         "TIMELINE": _timeline(observed.records, observed.recorder),

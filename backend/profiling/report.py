@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from typing import Any
 
 from backend.profiling.figures import Profile, Quantiles
@@ -19,6 +20,7 @@ _PHASES = (
 
 
 _MOST_OPERATORS = 8
+_COLUMNS = 112
 
 
 def as_json(profile: Profile) -> dict[str, Any]:
@@ -60,7 +62,8 @@ def _head(profile: Profile) -> list[str]:
         f"generated in {profile.wall_seconds:.2f} s: {profile.generated_per_second:.1f} tokens/s, and "
         f"{profile.prompt_tokens_per_second:.1f} tokens/s of prompts",
         "",
-        f"bottleneck: {profile.bottleneck}",
+        *_wrapped(f"bottleneck: {profile.bottleneck}"),
+        *([f"but: {profile.remark}"] if profile.remark else []),
     ]
 
 
@@ -138,7 +141,7 @@ def _roofs(profile: Profile) -> list[str]:
             f"  {roof.kind:<20}{size(roof.weight_bytes + roof.kv_bytes):>12}{roof.flops / 1e9:>12.3f}"
             + "".join(f"{milliseconds(seconds):>12}" for seconds in times)
         )
-    return lines + [f"  {roof.sentence}" for roof in profile.roofs]
+    return lines + [line for roof in profile.roofs for line in _wrapped(f"  {roof.sentence}")]
 
 
 def _operators(profile: Profile) -> list[str]:
@@ -151,16 +154,16 @@ def _operators(profile: Profile) -> list[str]:
 
 def _trials(trials: Trials) -> list[str]:
     """What was tried, with the settings as they are beside each."""
-    head = _row("", ("tokens/s", "", "TTFT", "", "ITL", "")).rstrip()
-    lines = [f"{'tried':<22}{head[22:]}"]
+    lines = [f"{'tried':<22}" + "".join(f"{name:>12}{'':>12}" for name in ("tokens/s", "TTFT", "ITL")).rstrip()]
     for trial in trials.changes:
         if trial.before is not None and trial.after is not None:
             if len(lines) == 1:
-                lines[0] += f"    rounds: {trials.rounds}; other programs used {trials.others:.2f} processors"
                 lines.append(_measured("as it is", trial.before, None))
             lines.append(_measured(trial.name, trial.after, trial.ratio))
     for trial in trials.changes:
-        lines += [f"  {trial.name}: {trial.verdict}: {trial.reason}", f"    {trial.about}"]
+        lines += _wrapped(f"  {trial.name}: {trial.verdict}: {trial.reason}")
+        lines += _wrapped(f"    {trial.about}")
+    lines.append(f"  rounds: {trials.rounds}; other programs used {trials.others:.2f} processors meanwhile")
     return lines
 
 
@@ -172,6 +175,14 @@ def _measured(name: str, measured: Measurement, ratio: Measurement | None) -> st
         else [f"({each:.2f} x)" for each in (ratio.generated_per_second, ratio.ttft, ratio.itl)]
     )
     return _row(name, tuple(text for pair in zip(texts, ratios, strict=True) for text in pair)).rstrip()
+
+
+def _wrapped(text: str) -> list[str]:
+    """Lines of a terminal; those after the first are indented further than it."""
+    indent = " " * (len(text) - len(text.lstrip()))
+    return textwrap.wrap(
+        text.strip(), _COLUMNS, initial_indent=indent, subsequent_indent=f"{indent}  ", break_long_words=False
+    )
 
 
 def _row(name: str, texts: tuple[str, ...]) -> str:

@@ -27,6 +27,7 @@ EVAL = (sys.executable, "-m", "backend.commands.eval")
         (EVAL, ("default", "--text", "a", "--limit", "0"), 2, "'0' is out of range, expected 1 or more"),
         (EVAL, ("default", "--text", "a", "--quantization", "int3"), 2, "int3"),
         (PROFILE, ("--try", "int3"), 2, "'int3' is no change, expected all or some of int8,int4"),
+        (PROFILE, ("--rounds", "1"), 2, "'1' is out of range, expected 2 to 1000"),
         (PROFILE, ("--concurrency", "0"), 2, "'0' is out of range, expected 1 or more"),
         (PROFILE, ("--price-per-hour", "-1"), 2, "'-1' is out of range, expected 0 to 100000"),
         (PROFILE, ("--port", "80"), 2, "--port"),
