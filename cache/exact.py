@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cache.entries.entry import Entry, Tag
-from cache.entries.generations import Generations, Purge, Scope, new_purge, purge_before, purge_of
+from cache.entries.generations import Generations, Purge, Scope, is_of_tag, new_purge, purge_before, purge_of
 from cache.entries.key import Key, namespace_of
 from cache.entries.outcomes import Failed, Hit, Miss, Tier
 from cache.errors import StoreUnavailable
@@ -24,9 +24,10 @@ log = logging.getLogger(__name__)
 _RETRY_SECONDS = 0.5
 # After so long a token that a known purge has replaced is no reading from the moment before the purge.
 _UNDONE_SECONDS = 0.1
-# A hash of more scopes than this is emptied by a purge of everything.
+# More purged namespaces and models than this end in a purge of everything, more tags in one of all that has a tag.
 _MAX_SCOPES = 10_000
-_SWEEP_BATCH = 2_000
+_MAX_TAGS = 10_000
+_SWEEP_BATCH = 200
 
 
 class ExactCache:
@@ -159,6 +160,8 @@ class ExactCache:
         Even then the purge holds in this process, and the others hear of it once Redis is back.
         """
         await self._purge(new_purge(scope, name))
+        if self.redis is None and self._generations.purged_tags > _MAX_TAGS:
+            await self._purge_tags()
 
     async def purge_before(self, time: float, layer: str = "") -> None:
         """Make every answer that was computed before `time`, Unix seconds, count no more, as `purge` does.
@@ -168,8 +171,12 @@ class ExactCache:
         # An earlier time would take the place of a later one in Redis until a worker that knows both tells it again.
         await self._purge(purge_before(max(time, self._generations.purged_before(layer)), layer))
 
+    def are_current(self, tags: Sequence[Tag]) -> bool:
+        """Whether none of these has been purged since its request began."""
+        return self._generations.are_current(tags)
+
     def purged_before(self, layer: str) -> float:
-        """Unix time before which no answer counts in a layer."""
+        """Unix time before which no answer counts in a layer, by a purge of it or by age."""
         return max(self._generations.before, self._generations.purged_before(layer))
 
     async def _purge(self, purge: Purge) -> None:
@@ -226,8 +233,16 @@ class ExactCache:
             await self._purge_again(self.redis, undone)
         if had_outage:
             await self.redis.repeat_deletions()
-        if len(tokens) > _MAX_SCOPES:
+        tags = sum(map(is_of_tag, tokens))
+        if len(tokens) - tags > _MAX_SCOPES:
+            log.warning("more than %d namespaces and models have been purged: everything is, once", _MAX_SCOPES)
             await self.purge("all")
+        elif tags > _MAX_TAGS:
+            await self._purge_tags()
+
+    async def _purge_tags(self) -> None:
+        log.warning("more than %d tags have been purged: all answers with tags are, once", _MAX_TAGS)
+        await self._purge(new_purge("tags"))
 
     async def _purge_again(self, redis: RedisStore, undone: Mapping[str, str]) -> None:
         """Repeats purges that Redis has forgotten, as a failover to a replica can make it.

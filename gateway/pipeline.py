@@ -6,8 +6,6 @@ There is no await between the last check of the cache and joining a flight. A fi
 same answer is therefore always seen, and nothing is computed twice.
 """
 
-import time
-
 from aiohttp import web
 
 from cache.entries.key import Key
@@ -101,9 +99,8 @@ class Pipeline:
         is_again: bool = False,
     ) -> web.StreamResponse:
         """The response to what is not stored. Raises _JoinedBroke once, if another flight may still answer."""
-        record, began = request[RECORD], time.monotonic()
-        async with self._admissions.miss(inference) as admission:
-            record.span.record("admission", began, time.monotonic())
+        record = request[RECORD]
+        async with self._admissions.miss(inference, record.span) as admission:
             if finished := self._lookup.finished(inference, key, outcome):
                 admission.settle(0, 0)
                 return await self._replay.answer(request, inference, finished)
@@ -131,5 +128,5 @@ class Pipeline:
         """Serve an exact hit. A stale one is revalidated in the background (RFC 5861, section 3)."""
         await self._admissions.hit(inference.caller)
         if hit.stale and not inference.cache_control.accepts(hit):
-            self._single_flight.revalidate(inference, key)
+            self._single_flight.revalidate(inference, key, hit.entry)
         return await self._replay.answer(request, inference, hit)

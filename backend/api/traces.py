@@ -10,7 +10,7 @@ from multidict import CIMultiDict
 
 from backend.engine.sequence import Sequence
 from telemetry.tracing.span import NO_SPAN, Span, Tracing, Value
-from telemetry.tracing.timed import tell, timed, timings_of
+from telemetry.tracing.timed import timed, timings_of
 
 _TRACE: web.RequestKey[Span] = web.RequestKey("_TRACE", Span)
 _OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
@@ -54,7 +54,7 @@ def trace_of(request: web.Request) -> Span:
 def tell_timings(request: web.Request, headers: CIMultiDict[str]) -> None:
     """Adds the durations of a request so far to its response's headers, if it asked for them."""
     if (timings := timings_of(trace_of(request))) is not None:
-        tell(headers, timings)
+        timings.tell(headers)
 
 
 def record_prompt(span: Span, sequences: Many[Sequence], ended: float) -> None:

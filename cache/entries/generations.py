@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, cast
 
 from cache.entries.entry import Tag
 
-Scope = Literal["all", "namespace", "model", "tag", "layer", "before"]
+Scope = Literal["all", "namespace", "model", "tags", "tag", "layer", "before"]
 _NEVER_PURGED = "0"
 # Of each scope, how many former tokens are recognised.
 _FORMER_TOKENS = 64
@@ -23,8 +23,8 @@ _LATEST = 1e11
 
 
 class Purge(NamedTuple):
-    """Everything (`name` is empty), one namespace, model or tag; `token` is the scope's new generation. The token of
-    "before" and of a layer is a time, Unix seconds: answers from before then are purged.
+    """Everything or everything with a tag (`name` is empty), one namespace, model or tag; `token` is the scope's new
+    generation. The token of "before" and of a layer is a time, Unix seconds: answers from before then are purged.
     """
 
     scope: Scope
@@ -72,19 +72,28 @@ class Generations:
 
     def tagged(self, names: Iterable[str]) -> tuple[Tag, ...]:
         """These tags for an entry of a request that begins now."""
-        return tuple(Tag(name, self._tokens.get(_field("tag", name), _NEVER_PURGED)) for name in names)
+        return tuple(Tag(name, self._generation_of(name)) for name in names)
+
+    def _generation_of(self, tag: str) -> str:
+        tokens = self._tokens
+        return f"{tokens.get('tags', _NEVER_PURGED)}.{tokens.get(_field('tag', tag), _NEVER_PURGED)}"
 
     def are_current(self, tags: Sequence[Tag]) -> bool:
         """Whether none of these has been purged since its request began."""
-        return all(self._tokens.get(_field("tag", name), _NEVER_PURGED) == token for name, token in tags)
+        return all(self._generation_of(name) == generation for name, generation in tags)
+
+    @property
+    def purged_tags(self) -> int:
+        """How many tags have a token."""
+        return sum(map(is_of_tag, self._tokens))
 
     def purged_before(self, layer: str) -> float:
-        """The time of the last purge by age, Unix seconds, or that of a layer."""
+        """The time of the last purge of a layer, Unix seconds; without one, of the last purge by age."""
         return self._times.get(_field("layer", layer) if layer else _BEFORE, 0.0)
 
     def apply(self, purge: Purge) -> None:
-        if purge.scope == "all" and self._tokens.get("all") != purge.token:
-            self._forget_scopes()
+        if self._tokens.get(purge.field) != purge.token:
+            self._forget_within(purge.scope)
         if _is_time(purge.field):
             self._raise_time(purge.field, purge.token)
         else:
@@ -99,8 +108,9 @@ class Generations:
         """
         known = dict(self._tokens)
         undone = self.undone_in(tokens)
-        if "all" in tokens and "all" not in undone and tokens["all"] != self._tokens.get("all"):
-            self._forget_scopes()
+        for wide in ("all", "tags"):
+            if wide in tokens and wide not in undone and tokens[wide] != self._tokens.get(wide):
+                self._forget_within(wide)
         for scope, token in tokens.items():
             if _is_time(scope):
                 self._raise_time(scope, token)
@@ -135,23 +145,32 @@ class Generations:
     def _replace(self, scope: str, token: str) -> None:
         before = self._tokens.get(scope)
         if before != token:
-            former = self._former.setdefault(scope, deque(maxlen=_FORMER_TOKENS))
-            if token in former:
+            former = self._former.get(scope)
+            if former is not None and token in former:
                 former.remove(token)
             if before is not None:
-                former.append(before)
+                self._former.setdefault(scope, deque(maxlen=_FORMER_TOKENS)).append(before)
             self._tokens[scope] = token
 
-    def _forget_scopes(self) -> None:
-        """No entry of before a purge of everything counts, whatever was purged before that."""
-        self._tokens = {scope: token for scope, token in self._tokens.items() if scope == "all" or _is_time(scope)}
-        self._former = {scope: former for scope, former in self._former.items() if scope == "all"}
+    def _forget_within(self, scope: str) -> None:
+        """No entry of before a purge of everything, or of all tags, counts, whatever was purged before that."""
+        if scope == "all":
+            self._tokens = {field: token for field, token in self._tokens.items() if field == "all" or _is_time(field)}
+            self._former = {field: former for field, former in self._former.items() if field == "all"}
+        elif scope == "tags":
+            self._tokens = {field: token for field, token in self._tokens.items() if not is_of_tag(field)}
+            self._former = {field: former for field, former in self._former.items() if not is_of_tag(field)}
 
 
 def purge_of(field: str) -> Purge:
     """A new purge of the scope with this field."""
     scope, _, name = field.partition(":")
     return new_purge(cast(Scope, scope), name)
+
+
+def is_of_tag(field: str) -> bool:
+    """Whether this is the field of a purge of one tag."""
+    return field.startswith("tag:")
 
 
 def _is_time(field: str) -> bool:
@@ -168,4 +187,4 @@ def _time_of(token: str) -> float:
 
 
 def _field(scope: Scope, name: str) -> str:
-    return scope if scope in ("all", "before") else f"{scope}:{name}"
+    return scope if scope in ("all", "tags", "before") else f"{scope}:{name}"

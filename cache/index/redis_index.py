@@ -221,7 +221,7 @@ class RedisIndex:
                 await self._run([("UNLINK", _of_model(purge.name)), ("SREM", _MODELS, purge.name)])
             case "namespace":
                 await self._forget_namespace(purge.name)
-            case "tag" | "layer":
+            case "tags" | "tag" | "layer":
                 pass  # the sets do not know tags, and the layers have their own
             case "before":
                 models, namespaces = await self._members(_MODELS), await self._members(_NAMESPACES)
@@ -327,7 +327,7 @@ def _is_purged(entry_id: str, stored: _Stored, purge: Purge) -> bool:
             return namespace_of(entry_id) == purge.name
         case "before":
             return stored.created < float(purge.token)
-        case "tag" | "layer":
+        case "tags" | "tag" | "layer":
             return False
         case "all":
             return True

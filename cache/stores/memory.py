@@ -63,7 +63,9 @@ class MemoryStore:
     async def put(self, entry: Entry, keep_for: float) -> None:
         self._drop(entry.id)
         size = SLOT_OVERHEAD_BYTES + len(entry.body) + sys.getsizeof(entry.model) + sys.getsizeof(entry.asked)
-        size += sum(sys.getsizeof(tag) + sys.getsizeof(tag.name) for tag in entry.tags)
+        if entry.tags:
+            size += sys.getsizeof(entry.tags)
+            size += sum(sys.getsizeof(tag) + sum(map(sys.getsizeof, tag)) for tag in entry.tags)
         slot = Slot(entry, self._clock() + keep_for, size)
         if not keep_for > 0 or slot.size > self._largest:
             return

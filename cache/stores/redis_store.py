@@ -25,7 +25,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from cache.entries.entry import Entry, decode_entry, encode_entry
-from cache.entries.generations import Purge
+from cache.entries.generations import Purge, is_of_tag
 from cache.errors import CacheError, CorruptEntry, StoreUnavailable, Undecryptable
 from cache.stores.breaker import Breaker
 from cache.stores.cluster import Cluster, NodeDown
@@ -193,9 +193,13 @@ class RedisStore:
         """Publishes the purge to all workers. Raises StoreUnavailable."""
         announcement = self._announcement(purge.scope, purge.name, purge.token)
         kept: Command = ("HSET", _GENERATIONS, purge.field, purge.token)
-        # A purge of everything covers all others: without their tokens the hash does not grow for ever.
-        commands = (("DEL", _GENERATIONS), kept) if purge.scope == "all" else (kept,)
-        await self._call(lambda: self._topology.transact(*commands, announcement), _BACKGROUND_DEADLINE)
+        # A wide purge covers the narrower ones: without their tokens the hash does not grow for ever.
+        covered: tuple[Command, ...] = ()
+        if purge.scope == "all":
+            covered = (("DEL", _GENERATIONS),)
+        elif purge.scope == "tags" and (fields := list(filter(is_of_tag, await self.generations()))):
+            covered = (("HDEL", _GENERATIONS, *fields),)
+        await self._call(lambda: self._topology.transact(*covered, kept, announcement), _BACKGROUND_DEADLINE)
 
     async def restore_generations(self, tokens: Mapping[str, str]) -> None:
         """Restores the tokens of scopes that Redis has lost; existing ones stay. Raises StoreUnavailable."""

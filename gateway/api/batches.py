@@ -18,6 +18,7 @@ from gateway.batches.store import BatchStore
 from gateway.batches.threads import in_thread
 from gateway.errors import BodyTooLarge, InvalidRequest, RequestTimeout
 from gateway.http.body import read_body
+from gateway.http.cache_control import tags_of
 from gateway.http.response_writer import ResponseWriter
 from gateway.tenants.caller import CALLER
 
@@ -99,6 +100,7 @@ async def create_batch(request: web.Request) -> web.Response:
     settings = request.app[SETTINGS]
     store = request.app[BATCHES]
     new = parse_new_batch(await read_body(request, _MAX_NEW_BATCH, settings.timeouts.client))
+    tags_of(request.headers)  # else each line of the batch would fail
     headers = kept_headers(request.headers, settings.cache.namespace, settings.cache.key_headers)
     with reporting_full_disk():
         batch = await in_thread(store.create, _namespace(request), new, headers)

@@ -99,17 +99,18 @@ async def _conversation(request: web.Request, body: bytes) -> Sequence[Json] | N
 
 async def embed(request: web.Request) -> web.StreamResponse:
     """POST /v1/embeddings. A body that is not in OpenAI's form is relayed as it is."""
-    settings = request.app[SETTINGS]
-    body = await read_body(request, settings.max_body, settings.timeouts.client)
-    path, caller = request.rel_url.raw_path_qs, request[CALLER]
-    read = functools.partial(
-        parse_embeddings, path, body, request.headers, caller, settings.cache, request.app[ROUTING].models
-    )
-    asked = await asyncio.to_thread(read) if len(body) > LARGE_BODY else read()
+    settings, span = request.app[SETTINGS], request[RECORD].span
+    with span.span("request.read"):
+        body = await read_body(request, settings.max_body, settings.timeouts.client)
+        path, caller = request.rel_url.raw_path_qs, request[CALLER]
+        read = functools.partial(
+            parse_embeddings, path, body, request.headers, caller, settings.cache, request.app[ROUTING].models
+        )
+        asked = await asyncio.to_thread(read) if len(body) > LARGE_BODY else read()
     if asked is None:
         return await forward(request)
     check_urls(asked.fields, settings.security.urls)
-    return await request.app[EMBEDDINGS].answer(asked)
+    return await request.app[EMBEDDINGS].answer(asked, span)
 
 
 async def list_models(request: web.Request) -> web.Response:

@@ -17,6 +17,7 @@ from gateway.routing.call import RouteCall
 from gateway.surfaces.ollama import embeddings, models
 from gateway.surfaces.ollama.loading import is_load, load_answer
 from gateway.surfaces.surface import Json
+from gateway.telemetry.record import RECORD
 from gateway.tenants.caller import CALLER
 from gateway.upstreams.upstream import Attempt
 
@@ -48,7 +49,7 @@ async def embed(request: web.Request) -> web.Response:
     )
     if parsed is None:
         raise InvalidRequest("'input' must be text or a list of texts, and not empty.", param="input")
-    reply = await request.app[EMBEDDINGS].answer(parsed)
+    reply = await request.app[EMBEDDINGS].answer(parsed, request[RECORD].span)
     body = reply.body if isinstance(reply.body, bytes) else b""
     if reply.status != 200:
         raise refusal(reply.status, body)

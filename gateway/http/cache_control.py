@@ -2,8 +2,9 @@
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
+
+from multidict import CIMultiDictProxy
 
 from cache.entries.outcomes import Hit
 from gateway.errors import InvalidRequest
@@ -53,16 +54,16 @@ def parse_cache_control(header: str) -> CacheControl:
     )
 
 
-def tags_of(headers: Mapping[str, str]) -> tuple[str, ...]:
+def tags_of(headers: CIMultiDictProxy[str]) -> tuple[str, ...]:
     """What the client calls the answer to its request, for a purge of all answers of a name. Raises InvalidRequest."""
-    given = headers.get(TAGS_HEADER)
-    if given is None:
+    if TAGS_HEADER not in headers:
         return ()
-    tags = tuple(dict.fromkeys(tag.strip() for tag in given.split(",")))
+    given = (tag.strip() for line in headers.getall(TAGS_HEADER) for tag in line.split(","))
+    tags = tuple(dict.fromkeys(tag for tag in given if tag))  # a list may have empty elements (RFC 9110, section 5.6.1)
     if len(tags) > _MAX_TAGS or not all(map(is_tag, tags)):
         raise InvalidRequest(
-            f"'{TAGS_HEADER}' must be at most {_MAX_TAGS} names with commas between, each of up to 128 letters, digits "
-            "and ._:/@-, such as docs-v7, tenant:acme.",
+            f"'{TAGS_HEADER}' must be at most {_MAX_TAGS} names with commas between, each of up to 128 "
+            "letters, digits and ._:/@-, of which the first is a letter or digit, such as docs-v7, tenant:acme.",
             param=TAGS_HEADER,
         )
     return tags

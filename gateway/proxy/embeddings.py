@@ -11,7 +11,7 @@ from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from cache.entries.answer import usage_of
-from cache.entries.entry import Entry
+from cache.entries.entry import Entry, Tag
 from cache.entries.key import Key, request_key
 from cache.entries.outcomes import Hit
 from cache.errors import StoreUnavailable
@@ -36,6 +36,7 @@ from gateway.tenants.credentials import answer_headers
 from gateway.tenants.policies import reads_cache, writes_cache
 from gateway.upstreams.identity import with_own_model
 from gateway.upstreams.upstream import Attempt
+from telemetry.tracing.span import Span
 
 PATH = "/v1/embeddings"
 
@@ -70,6 +71,10 @@ class _Batch:
 
     asked: EmbeddingsRequest
     deadline: float | None
+    generation: str
+    """The purge state when it began; `tags` those of its names, `purges` how many purges there had been in all."""
+    tags: tuple[Tag, ...]
+    purges: int
     request: bytes = b""
     """The body that was sent: a client's own if nothing of it was stored."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
@@ -160,21 +165,23 @@ class Embeddings:
         self._settings = settings
         self._computing: dict[str, _Batch] = {}
 
-    async def answer(self, asked: EmbeddingsRequest) -> web.Response:
-        """The response. Raises GatewayError."""
+    async def answer(self, asked: EmbeddingsRequest, span: Span) -> web.Response:
+        """The response to a request with this span. Raises GatewayError."""
         control, deadline = asked.cache_control, deadline_in(asked.timeout)
         is_bypass = control.no_store or control.no_cache or not self._settings.enabled or not reads_cache(asked.caller)
-        entries = {} if is_bypass else await self._stored(asked)
+        with span.span("cache.lookup"):
+            entries = {} if is_bypass else await self._stored(asked)
         hits = sum(key.id in entries for key in asked.keys)
         _count(asked, entries, is_bypass)
         if hits < len(asked.keys):
             if control.only_if_cached:
                 raise NotCached("Not all of the embeddings are in the cache, and the request says only-if-cached.")
-            async with self._admissions.other(asked.caller, asked.body) as admission:
-                batches = await self._computed(asked, entries, deadline, joins=not is_bypass)
-                if any(batch.asked is not asked and batch.status != 200 for batch in batches):
-                    # The refusal may be about what only the other request had.
-                    batches = await self._computed(asked, entries, deadline, joins=False)
+            async with self._admissions.other(asked.caller, asked.body, span) as admission:
+                with span.span("upstream.body"):
+                    batches = await self._computed(asked, entries, deadline, joins=not is_bypass)
+                    if any(batch.asked is not asked and batch.status != 200 for batch in batches):
+                        # The refusal may be about what only the other request had.
+                        batches = await self._computed(asked, entries, deadline, joins=False)
                 started = [batch for batch in batches if batch.asked is asked]
                 dollars = sum(batch.charge.cost or 0.0 for batch in started if batch.charge is not None)
                 admission.settle(sum(batch.tokens for batch in started), dollars)
@@ -215,12 +222,18 @@ class Embeddings:
             if key.id in entries or key.id in mine:
                 continue
             running = self._computing.get(key.id)
-            if joins and running is not None and outlasts(running.deadline, deadline):
+            if joins and running is not None and self._may_join(asked, running, deadline):
                 batches[running] = None
             else:
                 mine[key.id] = (key, item)
         if mine:
-            batch = _Batch(asked, deadline)
+            batch = _Batch(
+                asked,
+                deadline,
+                self._cache.generation(asked.keys[0].namespace, asked.model),
+                self._cache.tagged(asked.tags),
+                self._cache.purges,
+            )
             batches[batch] = None
             if joins:
                 self._computing |= dict.fromkeys(mine, batch)
@@ -228,6 +241,15 @@ class Embeddings:
         for batch in batches:
             await wait_until(None if batch.asked is asked else deadline, batch.done.wait())
         return list(batches)
+
+    def _may_join(self, asked: EmbeddingsRequest, running: _Batch, deadline: float | None) -> bool:
+        """Whether a call ends in time, and began after the last purge of its answers, by whatever name."""
+        if not outlasts(running.deadline, deadline):
+            return False
+        if running.purges == self._cache.purges:
+            return True
+        is_current = running.generation == self._cache.generation(asked.keys[0].namespace, asked.model)
+        return is_current and self._cache.are_current(running.tags) and set(asked.tags) <= set(running.asked.tags)
 
     async def _compute(self, asked: EmbeddingsRequest, wanted: Sequence[tuple[Key, Any]], batch: _Batch) -> None:
         batch.error = InternalError("The gateway failed while it fetched embeddings. Its log says where.")
@@ -251,7 +273,6 @@ class Embeddings:
         self, asked: EmbeddingsRequest, wanted: Sequence[tuple[Key, Any]], batch: _Batch
     ) -> GatewayError | None:
         """Make the call, and fill the batch."""
-        generation, tags = self._cache.generation(wanted[0][0].namespace, asked.model), self._cache.tagged(asked.tags)
         inputs = [item for _, item in wanted]
         batch.request = asked.body if inputs == asked.inputs else _encode({**asked.fields, "input": inputs})
         began = time.monotonic()
@@ -290,14 +311,14 @@ class Embeddings:
                 body=stored,
                 created=time.time(),
                 fresh_for=self._settings.ttl,
-                generation=generation,
+                generation=batch.generation,
                 has_usage=True,
                 prompt_tokens=tokens,
                 completion_tokens=0,
                 seconds=seconds / len(inputs),
                 repeat_cost=_part(batch.charge, tokens),
                 upstream=upstream.name,
-                tags=tags,
+                tags=batch.tags,
             )
         return None
 

@@ -18,6 +18,7 @@ from cache.stores.memory import Slot
 from gateway import metrics
 from gateway.errors import GatewayError
 from gateway.http.body import read_body
+from gateway.http.cache_control import tags_of
 from gateway.http.server import Handler
 from gateway.proxy.inference_request import MAX_RISK_HEADER
 from gateway.proxy.metering.accounting import Accounting
@@ -98,6 +99,7 @@ class FastPath:
             return await self._application(request)
         request[CALLER] = caller
         try:
+            tags_of(request.headers)  # an answer that is stored keeps its own
             body = await read_body(request, self._max_body, self._timeout)
         except GatewayError as error:
             metrics.errors.labels(error.label).inc()

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 
 from multidict import CIMultiDict
 
+from cache.entries.entry import Tag
 from cache.errors import UnstorableAnswer
 from gateway.costs.machine import MachineShare
 from gateway.costs.pricing import Charge
@@ -104,6 +105,12 @@ class Flight:
     asks_usage: bool = False
     deadline: float | None = None
     _chunks: list[bytes] = field(init=False, default_factory=list)
+    generation: str = ""
+    """The purge state of its namespace and model when it began, `tags` those of its names, `purges` how many there had
+    been in all.
+    """
+    tags: tuple[Tag, ...] = ()
+    purges: int = 0
     _first: int = field(init=False, default=0)
     """Number of the chunk at `_chunks[0]`."""
     _size: int = field(init=False, default=0)

@@ -54,7 +54,9 @@ class Lookup:
         """The stale entry that may be served when the upstream fails, if there is one (RFC 5861, section 4)."""
         if not isinstance(outcome, Hit) or (inference.needs_usage and not outcome.entry.has_usage):
             return None
-        return outcome if _is_within(self._settings.stale_if_error, inference, outcome) else None
+        # It may have been purged while the upstream was asked.
+        is_served = _is_within(self._settings.stale_if_error, inference, outcome) and self._cache.counts(outcome.entry)
+        return outcome if is_served else None
 
     def bypass_reason(self, inference: InferenceRequest) -> str | None:
         """Why the cache is not asked; None if it is."""

@@ -33,7 +33,7 @@ from gateway.surfaces.openai import CHAT, COMPLETIONS
 from gateway.surfaces.surface import Json, TranslatedForm
 from gateway.telemetry.record import RECORD, RequestRecord
 from gateway.upstreams.upstream import NO_HEADERS
-from telemetry.tracing.timed import SERVER_TIMING, tell, timings_of
+from telemetry.tracing.timed import SERVER_TIMING, timings_of
 
 
 class Relay:
@@ -65,6 +65,11 @@ class Relay:
         if flight.status >= 500 and self._lookup.stale_if_error_hit(inference, outcome):
             raise UpstreamUnreachable(f"The upstream answered with status {flight.status}.")
         headers = forwarded_headers(flight.headers, outcome, key.id if flight.status == 200 else "", joined)
+        timings = timings_of(record.span)
+        if SERVER_TIMING in headers and (joined or timings is not None):
+            told = headers.popall(SERVER_TIMING)
+            if timings is not None and not joined:  # else they are of another request
+                timings.take(told)
         headers.update(semantic_headers(query.reply))
         headers.update(limits)
         if (model := flight.model or inference.model) != inference.named:
@@ -90,8 +95,10 @@ class Relay:
         # An answer that is not streamed is sent whole, unless it is too long to be held, or can be heard as it comes.
         is_heard = flight.content_type.startswith("audio/")
         if not flight.is_stream and not is_heard:
-            with record.span.span("upstream.body"):
-                body = await subscriber.body()
+            began = time.monotonic()
+            body = await subscriber.body()
+            if body is not None:
+                record.span.record("upstream.body", began, time.monotonic())
             if body is not None and flight.status == 200:
                 headers.update(cost_headers(flight.charge, joined))
                 return whole_response(request, headers, body)
@@ -209,7 +216,7 @@ def _end_of(record: RequestRecord, flight: Flight, joined: bool) -> dict[str, st
     fields = cost_headers(flight.charge, joined)
     if (timings := timings_of(record.span)) is not None:
         record.span.record("upstream.body", record.first_byte_at, time.monotonic())
-        tell(fields, timings)
+        timings.tell(fields)
     return fields
 
 

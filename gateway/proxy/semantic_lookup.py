@@ -152,7 +152,7 @@ class SemanticLookup:
             await self._client.note(EntryDeleted(entry_id))
 
     async def purged(self, scope: Scope, name: str, before: float = 0.0) -> None:
-        """Report that every entry of a scope has been purged; with the scope "before" those from before that time."""
+        """Report that every entry of a scope has been purged; with "before" and a layer those from before that time."""
         if self._client is not None:
             await self._client.note(Purged(scope, name, before))
 
@@ -219,7 +219,9 @@ class SemanticLookup:
     async def _fetch(self, client: SemanticClient, found: LookupHit) -> Hit | None:
         """The entry as a hit, if it is still stored and unchanged since it was found."""
         outcome = await self._cache.lookup_by_id(found.entry)
-        if isinstance(outcome, Hit) and outcome.entry.created == found.created:
+        # The service may not have heard of a purge of the layer, or learn an answer of before it only now.
+        is_current = found.created >= self._cache.purged_before("semantic")
+        if isinstance(outcome, Hit) and outcome.entry.created == found.created and is_current:
             return outcome
         if isinstance(outcome, Hit | Miss):
             await client.note(EntryDeleted(found.entry, found.created))

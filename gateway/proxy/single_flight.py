@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
-from cache.entries.entry import Entry, Tag
+from cache.entries.entry import Entry
 from cache.entries.key import Key
 from cache.entries.outcomes import Bypass, Outcome
 from cache.errors import StoreUnavailable
@@ -34,6 +35,7 @@ from gateway.tenants.admission import UNLIMITED, Admission
 from gateway.tenants.credentials import NAMESPACE_HEADER
 from gateway.tenants.policies import writes_cache
 from gateway.upstreams.upstream import REUSE_HEADER, UpstreamResponse
+from telemetry.tracing.timed import untimed
 
 
 class SingleFlight:
@@ -70,7 +72,18 @@ class SingleFlight:
             return None
         with_usage, without_usage = _flight_keys(inference, key)
         names = (with_usage,) if inference.needs_usage else (with_usage, without_usage)
-        return self._flights.find(names, deadline)
+        return self._find(names, inference, key, deadline)
+
+    def _find(
+        self, names: tuple[str, ...], inference: InferenceRequest, key: Key, deadline: float | None = None
+    ) -> Flight | None:
+        """A running flight of one of these names that began after the last purge of its answer."""
+        flight = self._flights.find(names, deadline)
+        if flight is None or flight.generation != self._cache.generation(key.namespace, inference.model):
+            return None
+        # Whether what this request alone calls the answer was purged since the flight began is not known.
+        is_named = flight.purges == self._cache.purges or set(inference.tags) <= {tag.name for tag in flight.tags}
+        return flight if is_named and self._cache.are_current(flight.tags) else None
 
     def join_or_start(
         self,
@@ -91,6 +104,8 @@ class SingleFlight:
             keeps = outcome.reason in ASKING_FOR_NEW
             return self._start_flight(inference, key, None, query, admission, deadline, keeps=keeps), False
         if flight := self.in_flight(inference, key, outcome, deadline):
+            known = {tag.name for tag in flight.tags}
+            flight.tags += self._cache.tagged(name for name in inference.tags if name not in known)
             metrics.collapsed.inc()
             admission.settle(0, 0)
             return flight, True
@@ -101,10 +116,11 @@ class SingleFlight:
         name = without_usage if may_lack_usage else with_usage
         return self._start_flight(inference, key, name, query, admission, deadline), False
 
-    def revalidate(self, inference: InferenceRequest, key: Key) -> None:
-        """Compute the answer again in the background, unless a flight is computing it."""
+    def revalidate(self, inference: InferenceRequest, key: Key, stale: Entry) -> None:
+        """Compute the answer again in the background, unless a flight is computing it. It keeps the entry's tags."""
         names = _flight_keys(inference, key)
-        if not self._flights.find(names):
+        inference = replace(inference, tags=(*dict.fromkeys((*inference.tags, *(tag.name for tag in stale.tags))),))
+        if not self._find(names, inference, key):
             self._start_flight(inference, key, names[1], self._semantic.unsent_query(inference)).background = True
 
     def audit(self, inference: InferenceRequest, key: Key, query: SemanticQuery) -> None:
@@ -114,7 +130,7 @@ class SingleFlight:
         """
         query.audit = False
         names = _flight_keys(inference, key)
-        if not self._flights.find(names):
+        if not self._find(names, inference, key):
             metrics.semantic_audits.inc()
             self._start_flight(inference, key, names[1], query).background = True
 
@@ -129,7 +145,15 @@ class SingleFlight:
         *,
         keeps: bool = True,
     ) -> Flight:
-        flight = Flight(self._settings.max_answer, inference.choices, inference.needs_usage, deadline)
+        flight = Flight(
+            self._settings.max_answer,
+            inference.choices,
+            inference.needs_usage,
+            deadline,
+            self._cache.generation(key.namespace, inference.model),
+            self._cache.tagged(inference.tags),
+            self._cache.purges,
+        )
         self._flights.start(flight, self._compute(inference, key, flight, query, admission, keeps), name)
         return flight
 
@@ -140,9 +164,9 @@ class SingleFlight:
             own[REQUEST_ID_HEADER] = record.request_id
             if record.span.is_recorded:
                 attributes = call_attributes(inference.family, inference.model, stream=inference.stream)
-                flight.span = record.span.span(
-                    f"{operation_of(inference.family)} {inference.model}", attributes, "client"
-                )
+                # What goes on behind the client's back is no part of its own time.
+                span = untimed(record.span) if flight.background else record.span
+                flight.span = span.span(f"{operation_of(inference.family)} {inference.model}", attributes, "client")
             own |= flight.span.headers() or record.span.headers()
         return own
 
@@ -166,7 +190,6 @@ class SingleFlight:
         admission: Admission,
         keeps: bool,
     ) -> None:
-        generation, tags = self._cache.generation(key.namespace, inference.model), self._cache.tagged(inference.tags)
         own = self._own_headers(inference, flight)
 
         async def request() -> UpstreamResponse:
@@ -209,7 +232,7 @@ class SingleFlight:
         if parse_cache_control(", ".join(flight.headers.getall("Cache-Control", ()))).no_store:
             metrics.not_stored.labels("upstream says no-store").inc()
             return
-        entry = self._entry(inference, key, flight, flight.recording, generation, tags)
+        entry = self._entry(inference, key, flight, flight.recording)
         try:
             with flight.span.span("cache.store"):
                 await self._cache.store(entry)
@@ -220,15 +243,7 @@ class SingleFlight:
         if self._cache.counts(entry):
             await self._semantic.record(inference, query, entry)
 
-    def _entry(
-        self,
-        inference: InferenceRequest,
-        key: Key,
-        flight: Flight,
-        recording: Recording,
-        generation: str,
-        tags: tuple[Tag, ...],
-    ) -> Entry:
+    def _entry(self, inference: InferenceRequest, key: Key, flight: Flight, recording: Recording) -> Entry:
         prompt_tokens, completion_tokens = recording.usage or (0, 0)
         return Entry(
             id=key.id,
@@ -238,7 +253,7 @@ class SingleFlight:
             body=recording.body,
             created=time.time(),
             fresh_for=self._settings.ttl,
-            generation=generation,
+            generation=flight.generation,
             has_usage=recording.usage is not None,
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
@@ -250,7 +265,7 @@ class SingleFlight:
             written_tokens=0 if flight.charge is None else flight.charge.written_tokens,
             upstream=flight.source.name if flight.source is not None else "",
             asked=inference.fingerprint,
-            tags=tags,
+            tags=flight.tags,
         )
 
 

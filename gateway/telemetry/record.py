@@ -10,7 +10,7 @@ from aiohttp import web
 
 from telemetry.logs import CURRENT_REQUEST
 from telemetry.tracing.span import NO_SPAN, Span
-from telemetry.tracing.timed import tell, timings_of
+from telemetry.tracing.timed import timings_of
 
 REQUEST_ID_HEADER = "x-request-id"
 UPSTREAM_REQUEST_ID_HEADER = "x-keepgate-upstream-request-id"
@@ -97,4 +97,4 @@ def name_response(headers: MutableMapping[str, str], record: RequestRecord) -> N
         headers[UPSTREAM_REQUEST_ID_HEADER] = theirs
     headers[REQUEST_ID_HEADER] = record.request_id
     if (timings := timings_of(record.span)) is not None:
-        tell(headers, timings)
+        timings.tell(headers)

@@ -18,7 +18,7 @@ from opentelemetry.trace import (
 from opentelemetry.trace import Span as OtelSpan
 
 from telemetry.tracing.span import NO_ATTRIBUTES, Attributes, Kind, Span, TraceParent, Tracing, parse_traceparent
-from telemetry.tracing.timed import TimedSpan
+from telemetry.tracing.timed import untimed
 
 _KINDS = {"internal": SpanKind.INTERNAL, "server": SpanKind.SERVER, "client": SpanKind.CLIENT}
 _NO_CONTEXT = Context()
@@ -124,8 +124,7 @@ class RecordedSpan(Span):
         self._span.add_event(name, attributes)
 
     def link(self, other: Span) -> None:
-        if isinstance(other, TimedSpan):
-            other = other.traced
+        other = untimed(other)
         if isinstance(other, RecordedSpan):
             self._span.add_link(other._span.get_span_context())
 

@@ -3,14 +3,17 @@
 A request that asks for them has a `TimedSpan` in front of whatever span it has anyway, so both see the same parts.
 """
 
+import re
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 
 from telemetry.tracing.span import NO_ATTRIBUTES, Attributes, Kind, Span
 
 PROFILE_HEADER = "x-keepgate-profile"
 """A request with this header, whatever its value, is answered with its durations."""
 SERVER_TIMING = "Server-Timing"
+# An element of the list; commas may stand in the quoted strings of its parameters.
+_METRIC = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*")+')
 
 
 class Timings:
@@ -20,14 +23,23 @@ class Timings:
         """`began` by `time.monotonic()`."""
         self._began = began
         self.seconds: dict[str, float] = {}
+        self._theirs: list[str] = []
 
     def add(self, name: str, seconds: float) -> None:
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
-    def header(self) -> str:
-        """The parts so far, and how much time has passed, in milliseconds."""
+    def take(self, told: Sequence[str]) -> None:
+        """Keep what another server has told in lines of its header; its names get `upstream.` in front."""
+        metrics = (metric.strip() for line in told for metric in _METRIC.findall(line))
+        self._theirs = [f"upstream.{metric}" for metric in metrics if metric]
+
+    def tell(self, headers: MutableMapping[str, str]) -> None:
+        """Set the header of a response: the parts so far, how much time has passed, in milliseconds, and what the
+        upstream has told.
+        """
         parts = {**self.seconds, "total": time.monotonic() - self._began}
-        return ", ".join([f"{name};dur={seconds * 1e3:.3f}" for name, seconds in parts.items()])
+        own = [f"{name};dur={seconds * 1e3:.3f}" for name, seconds in parts.items()]
+        headers[SERVER_TIMING] = ", ".join([*own, *self._theirs])
 
 
 class TimedSpan(Span):
@@ -92,9 +104,6 @@ def timed(span: Span, headers: Mapping[str, str], began: float) -> Span:
     return TimedSpan(span, Timings(began)) if PROFILE_HEADER in headers else span
 
 
-def tell(headers: MutableMapping[str, str], timings: Timings) -> None:
-    """Add the durations to the headers of a response. Those of another server that are there get `upstream.` in front
-    of their names.
-    """
-    theirs = [f"upstream.{part.strip()}" for part in headers.get(SERVER_TIMING, "").split(",") if part.strip()]
-    headers[SERVER_TIMING] = ", ".join([timings.header(), *theirs])
+def untimed(span: Span) -> Span:
+    """The span of a request for what goes on after its answer."""
+    return span.traced if isinstance(span, TimedSpan) else span

@@ -81,6 +81,30 @@ async def test_a_purge_of_a_tag_is_seen_by_all_workers(valkey: Valkey) -> None:
         assert await tier_of(one, key_of(5)) == "redis"
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["alone", "redis"])
+async def test_too_many_purged_tags_purge_what_has_a_tag(
+    valkey: Valkey, shared: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their number is bounded; what has no tag stays, and tags can be purged as before."""
+    monkeypatch.setattr("cache.exact._MAX_TAGS", 5)
+    async with worker(valkey.url) as with_redis:
+        cache = with_redis if shared else ExactCache(MemoryStore(2**24), None, keep_stale=60)
+        await cache.store(answer_to(cache, key_of(1)))
+        await cache.store(answer_to(cache, key_of(2), tags=cache.tagged(["kept"])))
+        for number in range(6):
+            assert await tier_of(cache, key_of(2)) == "memory"
+            await cache.purge("tag", f"t{number}")
+        await cache.sync_purges()
+        assert "all answers with tags" in caplog.text
+        assert await is_gone(cache, key_of(2))
+        assert await tier_of(cache, key_of(1)) == "memory"
+        assert cache._generations.purged_tags <= 5  # Redis may tell of purges of before once more
+        await cache.store(answer_to(cache, key_of(2), tags=cache.tagged(["kept"])))
+        assert await tier_of(cache, key_of(2)) == "memory"
+        await cache.purge("tag", "kept")
+        assert await is_gone(cache, key_of(2))
+
+
 async def test_a_purge_of_a_layer_concerns_it_alone(valkey: Valkey) -> None:
     """The answers count in the exact cache; processes that start later know the time as well."""
     now = time.time()

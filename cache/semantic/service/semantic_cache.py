@@ -212,7 +212,7 @@ def _is_purged(record: Record, note: Purged) -> bool:
             return record.namespace == note.name
         case "before" | "layer":
             return record.created < note.before
-        case "tag":
+        case "tags" | "tag":
             return False  # who finds it sees that its entry is gone
         case "all":
             return True

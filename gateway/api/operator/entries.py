@@ -18,6 +18,7 @@ from gateway.api.app_keys import CACHE, SEMANTIC
 from gateway.api.identification import caller_of
 from gateway.api.operator.keys import REGISTRY
 from gateway.errors import AdminForbidden, AdminKeyRequired, CacheUnavailable, InvalidRequest, NotFound
+from gateway.http.cache_control import TAGS_HEADER, is_tag
 from gateway.telemetry.audit import audit
 
 _encode = msgspec.json.Encoder().encode
@@ -168,6 +169,8 @@ async def _wanted(request: web.Request) -> tuple[EntryFilter, _Search, int]:
         min_hits=round(number_of(query, "min_hits", 0)),
         hottest=query.get("order") == "hits",
     )
+    if "tag" in query and not is_tag(query["tag"]):
+        raise InvalidRequest(f"'tag' must be one name, as requests have them in {TAGS_HEADER}.", param="tag")
     limit = round(number_of(query, "limit", _DEFAULT_LIMIT))
     if not 1 <= limit <= MAX_PAGE:
         raise InvalidRequest(f"'limit' must be a number from 1 to {MAX_PAGE}.", param="limit")

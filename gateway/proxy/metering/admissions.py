@@ -11,6 +11,7 @@ from gateway.settings.settings import Settings
 from gateway.tenants.admission import UNLIMITED, Admission
 from gateway.tenants.caller import Caller
 from gateway.tenants.limiter import Limiter
+from telemetry.tracing.span import NO_SPAN, Span
 
 
 class Admissions:
@@ -28,16 +29,16 @@ class Admissions:
         if caller.key is not None and self._limiter.take_hit(caller) is not True:
             await self._limiter.admit_hit(caller)
 
-    def miss(self, inference: InferenceRequest) -> "AdmittedRequest":
-        """The time of a request whose answer is computed. What it may use is reserved.
+    def miss(self, inference: InferenceRequest, span: Span) -> "AdmittedRequest":
+        """The time of a request whose answer is computed, with this span. What it may use is reserved.
 
         Entering it raises Overloaded, TooBusy, RateLimited, BudgetExceeded and CacheUnavailable.
         """
-        return AdmittedRequest(self, lambda: self._reserved(inference))
+        return AdmittedRequest(self, lambda: self._reserved(inference), span)
 
-    def other(self, caller: Caller, body: bytes | None) -> "AdmittedRequest":
+    def other(self, caller: Caller, body: bytes | None, span: Span = NO_SPAN) -> "AdmittedRequest":
         """The time of a request of which the gateway does not learn what it used. Raises what `miss` raises."""
-        return AdmittedRequest(self, lambda: self._limiter.admit(caller, prompt_tokens(body or b"", {}), 0, 0.0))
+        return AdmittedRequest(self, lambda: self._limiter.admit(caller, prompt_tokens(body or b"", {}), 0, 0.0), span)
 
     async def _reserved(self, inference: InferenceRequest) -> Admission:
         if inference.caller.key is None:
@@ -66,17 +67,19 @@ class Admissions:
 class AdmittedRequest:
     """The time of a request. A class: the frames of generators would take a kilobyte for each open stream."""
 
-    __slots__ = ("_admission", "_admissions", "_admit")
+    __slots__ = ("_admission", "_admissions", "_admit", "_span")
 
-    def __init__(self, admissions: Admissions, admit: Callable[[], Awaitable[Admission]]) -> None:
+    def __init__(self, admissions: Admissions, admit: Callable[[], Awaitable[Admission]], span: Span) -> None:
         self._admissions = admissions
         self._admit = admit
+        self._span = span
         self._admission = UNLIMITED
 
     async def __aenter__(self) -> Admission:
         self._admissions.begin()
         try:
-            self._admission = await self._admit()
+            with self._span.span("admission"):
+                self._admission = await self._admit()
         except BaseException:
             self._admissions.end()
             raise

@@ -4,14 +4,15 @@ import asyncio
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
-from gateway.upstreams.mock import MockUpstream
+from gateway.upstreams.mock import MockUpstream, Reply
 from tests.cache.valkey import Valkey
-from tests.gateway.client import COMPLETIONS, DEADLINE, Client, chat
+from tests.gateway.client import CHAT, COMPLETIONS, DEADLINE, Client, chat
 from tests.gateway.conftest import Stage
 from tests.gateway.proxy.aging import grow_old
-from tests.gateway.wire import wire
+from tests.gateway.wire import request_bytes, wire
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104  # an operator's setting for access from other hosts
 
@@ -335,13 +336,93 @@ async def test_a_purge_of_a_tag_leaves_other_answers_alone(stage: Stage, valkey:
     assert (await client.post(embedding, "/v1/embeddings")).cache == "miss"
 
 
-@pytest.mark.parametrize("tags", ["", "a,,b", "a b", "-a", "ä", "x" * 129, ",".join(map(str, range(17)))])
+@pytest.mark.parametrize("tags", ["a b", "-a", "ä", "x" * 129, ",".join(map(str, range(17)))])
 async def test_tags_that_are_no_names_are_refused(stage: Stage, tags: str) -> None:
     """With the header's name, and what would be right."""
     client = await stage.gateway(await stage.mock())
-    refused = await client.post(chat(), x_keepgate_tags=tags)
-    assert (refused.status, refused.error["param"]) == (400, "x-keepgate-tags")
-    assert "docs-v7" in refused.error["message"]
+    embedding = ({"model": "m", "input": "text"}, "/v1/embeddings")
+    batch = {"input_file_id": "file-1", "endpoint": CHAT, "completion_window": "24h"}
+    for body, path in ((chat(), CHAT), embedding, (batch, "/v1/batches")):
+        refused = await client.post(body, path, x_keepgate_tags=tags)
+        assert (refused.status, refused.error["param"]) == (400, "x-keepgate-tags"), path
+        assert "docs-v7" in refused.error["message"]
+    await client.post(chat())
+    await client.post(chat())
+    assert (await client.post(chat(), x_keepgate_tags=tags)).status == 400  # though the answer is known
+
+
+async def test_tags_may_stand_on_several_lines(stage: Stage) -> None:
+    """And between them may be nothing (RFC 9110, sections 5.3 and 5.6.1)."""
+    client = await stage.gateway(await stage.mock())
+    async with wire(client) as connection:
+        lines = (b"x-keepgate-tags: one, ,", b"x-keepgate-tags: ", b"x-keepgate-tags: two")
+        await connection.send(request_bytes(msgspec.json.encode(chat()), *lines))
+        assert (await connection.answer()).status == 200
+    assert (await client.get(CACHE + "/entries?tag=one")).json["data"][0]["tags"] == ["one", "two"]
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
+async def test_a_request_after_a_purge_joins_no_call_of_before(stage: Stage, path: str) -> None:
+    """It would get what was purged; nor does one by a name of which nobody knows whether it was purged since."""
+    mock = await stage.mock(Reply(delay=0.2))
+    client = await stage.gateway(mock)
+    body = chat() if path == CHAT else {"model": "mock", "input": "text"}
+    calls = 0
+    for purge, tags, joins in [
+        ("?tag=docs", "docs", False),
+        ("?tag=news", "docs", True),
+        ("?tag=news", "docs, news", False),
+        ("?namespace=public", "docs", False),
+        ("?model=mock", "docs", False),
+        ("?namespace=other", "docs", True),
+    ]:
+        await client.send("DELETE", CACHE)
+        first = asyncio.create_task(client.post(body, path, x_keepgate_tags="docs"))
+        await mock.wait_for(calls + 1)
+        assert (await client.send("DELETE", CACHE + purge)).status == 200
+        assert (await client.post(body, path, x_keepgate_tags=tags)).status == 200
+        assert (await first).status == 200
+        calls += 1 if joins else 2
+        assert len(mock.received) == calls, purge + tags
+
+
+async def test_who_joins_a_call_names_its_answer_too(stage: Stage) -> None:
+    """A purge of any of the names concerns the answer."""
+    mock = await stage.mock(Reply(delay=0.2))
+    client = await stage.gateway(mock)
+    first = asyncio.create_task(client.post(chat(), x_keepgate_tags="docs"))
+    await mock.wait_for(1)
+    await client.post(chat(), x_keepgate_tags="news, docs")
+    await first
+    assert len(mock.received) == 1
+    await client.send("DELETE", CACHE + "?tag=news")
+    assert (await client.post(chat())).cache == "miss"
+
+
+async def test_an_answer_keeps_its_tags_when_it_is_computed_again(stage: Stage) -> None:
+    """In the background, for a client that calls it nothing."""
+    mock = await stage.mock()
+    client = await stage.gateway(mock, cache={"stale_while_revalidate": 600.0})
+    first = await client.post(chat(), x_keepgate_tags="docs")
+    await grow_old(client, first.entry, 86_400 + 60)
+    assert (await client.post(chat())).cache == "hit"
+    await mock.wait_for(2)
+    await client.until("flights", 0)
+    await client.send("DELETE", CACHE + "?tag=docs")
+    assert (await client.post(chat())).cache == "miss"
+
+
+async def test_an_answer_that_was_purged_meanwhile_is_no_fallback(stage: Stage) -> None:
+    """A stale answer may serve when the upstream fails, but not one that was purged while the upstream was asked."""
+    mock = await stage.mock()
+    client = await stage.gateway(mock, cache={"stale_if_error": 600.0, "ttl": 60.0})
+    first = await client.post(chat(), x_keepgate_tags="docs")
+    await grow_old(client, first.entry, 90)
+    mock.replies[:] = [Reply(delay=0.2, status=503, error={"message": "away"})]
+    again = asyncio.create_task(client.post(chat()))
+    await mock.wait_for(2)
+    await client.send("DELETE", CACHE + "?tag=docs")
+    assert (await again).status == 503
 
 
 async def test_deleting_an_entry_leaves_the_others_alone(filled: Filled) -> None:

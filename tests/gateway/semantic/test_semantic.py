@@ -368,6 +368,21 @@ async def test_a_purge_of_the_layer_leaves_the_exact_answers(
     await until_known(client, 1)
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["alone", "redis"])
+async def test_a_purge_of_the_layer_holds_for_what_is_learned_later(
+    semantic: SemanticStage, mock: MockUpstream, own_valkey: Valkey, shared: bool
+) -> None:
+    """An answer of before the purge, of which the semantic cache hears after it; also where Redis is away."""
+    client = await semantic.gateway(mock, redis=own_valkey.url if shared else "")
+    await client.post(chat(ASKED))
+    if shared:
+        await until_known(client, 1)
+        await own_valkey.stop()
+    assert (await client.send("DELETE", "/v1/cache?layer=semantic")).status == (503 if shared else 200)
+    for _ in range(3):
+        assert (await client.post(chat(AGAIN), Cache_Control="only-if-cached")).status == 504
+
+
 async def test_an_answer_whose_tag_was_purged_is_not_served(semantic: SemanticStage, mock: MockUpstream) -> None:
     """Also not to a similar question."""
     client = await semantic.gateway(mock)

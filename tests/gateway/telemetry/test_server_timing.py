@@ -10,6 +10,7 @@ from gateway.settings.operations import TraceSettings
 from gateway.upstreams.mock import Reply
 from tests.gateway.client import Client, chat
 from tests.gateway.conftest import Stage
+from tests.gateway.proxy.aging import grow_old
 from tests.gateway.telemetry.test_gateway_traces import spans_in
 from tests.gateway.wire import request_bytes, wire
 from tests.waiting import until
@@ -77,26 +78,59 @@ async def test_the_parts_of_a_stream_follow_it(stage: Stage, path: bytes) -> Non
 
 async def test_an_upstreams_own_timing_is_beside_the_gateways(stage: Stage) -> None:
     """Under names of its own."""
-    mock = await stage.mock(Reply(headers={"Server-Timing": "prefill;dur=3, decode;dur=4"}))
+    mock = await stage.mock(Reply(headers={"Server-Timing": 'edge;desc="HIT, \\"near\\"";dur=3,decode;dur=4'}))
     client = await stage.gateway(mock)
-    told = (await client.post(chat(), x_keepgate_profile="1")).headers.getall("Server-Timing")
-    parts = parts_of(", ".join(told))
-    assert (parts["upstream.prefill"], parts["upstream.decode"]) == (3, 4)
-    assert parts["total"] > 0
+    (told,) = (await client.post(chat(), x_keepgate_profile="1")).headers.getall("Server-Timing")
+    assert told.endswith(', upstream.edge;desc="HIT, \\"near\\"";dur=3, upstream.decode;dur=4')
+    assert parts_of(told.partition(", upstream.edge")[0])["total"] > 0
     assert [request.headers["x-keepgate-profile"] for request in mock.received] == ["1"]  # the engine is asked as well
 
 
 async def test_who_joins_is_told_of_its_own_wait(stage: Stage) -> None:
     """The upstream call itself is that of the first one."""
-    mock = await stage.mock(Reply(delay=DELAY))
+    mock = await stage.mock(Reply(delay=DELAY, headers={"Server-Timing": "of the first"}))
     client = await stage.gateway(mock)
     first = asyncio.create_task(client.post(chat()))
     await mock.wait_for(1)
-    joined = await client.post(chat(), x_keepgate_profile="1")
-    assert "Server-Timing" not in (await first).headers
+    joined, silent = await asyncio.gather(client.post(chat(), x_keepgate_profile="1"), client.post(chat()))
+    assert (await first).headers["Server-Timing"] == "of the first"  # as it has always been passed on
+    assert "Server-Timing" not in silent.headers
     parts = parts_of(joined.headers["Server-Timing"])
     assert "upstream" not in parts
     assert 0 < parts["upstream.first_byte"] < parts["total"]
+
+
+async def test_what_goes_on_behind_a_hit_is_no_part_of_it(stage: Stage) -> None:
+    """A stale answer is computed again after it was served."""
+    mock = await stage.mock()
+    client = await stage.gateway(mock, cache={"stale_while_revalidate": 600.0})
+    await grow_old(client, (await client.post(chat())).entry, 86_400 + 60)
+    hit = await client.post(chat(), x_keepgate_profile="1")
+    assert hit.cache == "hit"
+    await mock.wait_for(2)
+    await client.until("flights", 0)
+    assert set(await last_timings(client, hit.headers["x-request-id"])) == {"request.read", "cache.lookup"}
+
+
+async def test_the_parts_of_an_answer_that_is_too_long_to_be_kept(stage: Stage) -> None:
+    """They are counted once: no more than the whole."""
+    mock = await stage.mock(Reply(text="word " * 20_000, delay=DELAY))
+    client = await stage.gateway(mock, cache={"max_answer": 2**14})
+    answer = await client.post(chat(), x_keepgate_profile="1")
+    await client.until("flights", 0)
+    timings = await last_timings(client, answer.headers["x-request-id"])
+    listed = (await client.get("/v1/requests")).json["data"]
+    assert timings["upstream.first_byte"] + timings["upstream.body"] <= listed[0]["seconds"]
+
+
+async def test_embeddings_and_refusals_have_parts(stage: Stage) -> None:
+    """A miss and a hit of embeddings."""
+    client = await stage.gateway(await stage.mock(Reply(delay=DELAY)))
+    asked = {"model": "mock", "input": ["a", "b"]}
+    for cache, more in (("miss", {"admission", "upstream.body"}), ("hit", set())):
+        answer = await client.post(asked, "/v1/embeddings", x_keepgate_profile="1")
+        assert answer.cache == cache
+        assert set(parts_of(answer.headers["Server-Timing"])) == {"request.read", "cache.lookup", "total"} | more
 
 
 async def test_a_failure_tells_its_parts_too(stage: Stage) -> None:
