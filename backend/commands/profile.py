@@ -32,6 +32,7 @@ _NOTES = """\
 examples:
   keepgate profile
   keepgate profile --model ./Qwen3-1.7B --quantization int8 --requests questions.jsonl --concurrency 8
+  keepgate profile --try all --output ./profile     what other settings would change; pictures, and files for Perfetto
   keepgate profile --json --price-per-hour 0.40"""
 
 _MOST_DOLLARS = 100_000

@@ -21,7 +21,7 @@ from backend.profiling.report import as_text
 from backend.profiling.trace_files import write_operators
 from backend.profiling.trials import Bench, run_trials
 from backend.profiling.workload import addressed, made_up, requests_of
-from tests.backend.conftest import ENGINE, MODEL, quiet
+from tests.backend.conftest import ENGINE, MODEL, built_library, quiet
 
 REQUESTS: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": "word " * 60}], "max_tokens": 12, "temperature": 0, "stream": True},
@@ -44,6 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(folder: Path) -> Run:
+    built_library()
     config = ProfileConfig(
         "default",
         ENGINE,
