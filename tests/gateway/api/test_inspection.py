@@ -312,7 +312,7 @@ async def test_a_purge_by_age_leaves_younger_answers_alone(stage: Stage, valkey:
 
 async def test_a_purge_of_a_tag_leaves_other_answers_alone(stage: Stage, valkey: Valkey) -> None:
     """In every form of API; the first request's tags hold, and no upstream sees them."""
-    client = await stage.gateway(mock := await stage.mock(), redis=valkey.url)
+    client = await stage.gateway(mock := await stage.mock(), redis=valkey.url, cache={"redis_deadline": 2.0})
     asked = {
         "chat": chat("a"),
         "stream": chat("b", stream=True),
