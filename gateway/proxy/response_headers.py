@@ -9,6 +9,7 @@ from collections.abc import Mapping, MutableMapping
 from email.utils import formatdate
 
 from aiohttp import HttpVersion11, web
+from aiohttp.hdrs import ORIGIN
 from aiohttp.http import SERVER_SOFTWARE
 from multidict import CIMultiDict
 
@@ -100,7 +101,7 @@ def _is_plain(request: web.BaseRequest) -> bool:
     """Whether the whole response can be written at once on a connection that is kept open, with no further headers."""
     return (
         request.version == HttpVersion11
-        and "Origin" not in request.headers
+        and ORIGIN not in request.headers
         and request.keep_alive
         and request.transport is not None
         and request.transport.get_write_buffer_size() == 0

@@ -364,7 +364,7 @@ async def test_tags_may_stand_on_several_lines(stage: Stage) -> None:
 @pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
 async def test_a_request_after_a_purge_joins_no_call_of_before(stage: Stage, path: str) -> None:
     """It would get what was purged; nor does one by a name of which nobody knows whether it was purged since."""
-    mock = await stage.mock(Reply(delay=0.2))
+    mock = await stage.mock(Reply(delay=0.5))
     client = await stage.gateway(mock)
     body = chat() if path == CHAT else {"model": "mock", "input": "text"}
     calls = 0
@@ -388,7 +388,7 @@ async def test_a_request_after_a_purge_joins_no_call_of_before(stage: Stage, pat
 
 async def test_who_joins_a_call_names_its_answer_too(stage: Stage) -> None:
     """A purge of any of the names concerns the answer."""
-    mock = await stage.mock(Reply(delay=0.2))
+    mock = await stage.mock(Reply(delay=0.5))
     client = await stage.gateway(mock)
     first = asyncio.create_task(client.post(chat(), x_keepgate_tags="docs"))
     await mock.wait_for(1)

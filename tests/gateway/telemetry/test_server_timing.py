@@ -17,6 +17,8 @@ from tests.waiting import until
 
 OF_A_MISS = ["request.read", "cache.lookup", "semantic.lookup", "admission", "upstream.first_byte", "upstream.body"]
 DELAY = 0.05
+JOINABLE = 0.5
+"""So long another request has to join a call, also on a busy machine."""
 
 
 def parts_of(header: str) -> dict[str, float]:
@@ -88,7 +90,7 @@ async def test_an_upstreams_own_timing_is_beside_the_gateways(stage: Stage) -> N
 
 async def test_who_joins_is_told_of_its_own_wait(stage: Stage) -> None:
     """The upstream call itself is that of the first one."""
-    mock = await stage.mock(Reply(delay=DELAY, headers={"Server-Timing": "of the first"}))
+    mock = await stage.mock(Reply(delay=JOINABLE, headers={"Server-Timing": "of the first"}))
     client = await stage.gateway(mock)
     first = asyncio.create_task(client.post(chat()))
     await mock.wait_for(1)
@@ -147,7 +149,7 @@ async def test_a_failure_tells_its_parts_too(stage: Stage) -> None:
 async def test_traces_go_on_beside_it(stage: Stage, tmp_path: Path) -> None:
     """A request that is both traced and profiled has both; who joins it has a link to its call."""
     file = tmp_path / "traces.jsonl"
-    mock = await stage.mock(Reply(delay=DELAY))
+    mock = await stage.mock(Reply(delay=JOINABLE))
     client = await stage.gateway(mock, traces=TraceSettings(exporter="file", file=str(file), share=1.0))
     first = asyncio.create_task(client.post(chat(), x_keepgate_profile="1"))
     await mock.wait_for(1)
