@@ -164,7 +164,7 @@ class SingleFlight:
             own[REQUEST_ID_HEADER] = record.request_id
             if record.span.is_recorded:
                 attributes = call_attributes(inference.family, inference.model, stream=inference.stream)
-                # What goes on behind the client's back is no part of its own time.
+                # What a background flight takes is no part of the client's own time.
                 span = untimed(record.span) if flight.background else record.span
                 flight.span = span.span(f"{operation_of(inference.family)} {inference.model}", attributes, "client")
             own |= flight.span.headers() or record.span.headers()

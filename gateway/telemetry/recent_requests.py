@@ -77,8 +77,8 @@ class RecentRequests:
 
     async def flush(self) -> None:
         """Raises StoreUnavailable."""
-        since_start = time.time() - time.monotonic()
-        waiting = [_told(record, since_start + record.ended) for record in self._waiting]
+        wall_clock_offset = time.time() - time.monotonic()
+        waiting = [_told(record, wall_clock_offset + record.ended) for record in self._waiting]
         self._waiting.clear()
         if self._redis is None:
             self._kept.extend(waiting)

@@ -1,6 +1,6 @@
 """The durations of one request, for its client: the response header Server-Timing (W3C Server Timing, section 4).
 
-A request that asks for them has a `TimedSpan` in front of whatever span it has anyway, so both see the same parts.
+A request that asks for them has a `TimedSpan`, which wraps the span that it has anyway, so both get the same parts.
 """
 
 import re
@@ -108,5 +108,5 @@ def timed(span: Span, headers: Mapping[str, str], began: float) -> Span:
 
 
 def untimed(span: Span) -> Span:
-    """The span of a request for what goes on after its answer."""
+    """The span without its timings, for work that goes on after the answer."""
     return span.traced if isinstance(span, TimedSpan) else span

@@ -325,11 +325,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         query=(
             Parameter("namespace", "Only this one; not with `model`.", _NAME),
             _MODEL,
-            Parameter(
-                "tag",
-                "Only answers to requests with this tag; not with the others.",
-                {"type": "string", "minLength": 1},
-            ),
+            Parameter("tag", "Only answers to requests with this tag; not with the others.", _NAME),
             Parameter(
                 "layer",
                 "Serve no answer of before now to similar questions; not with the others.",
