@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 # Floats without a scale; eight-bit ones need a separate scale.
-_WEIGHT_DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16", "torch.float64")
-_WEIGHT_DTYPES_IN_FILES = ("F32", "BF16", "F16", "F64")
+_WEIGHT_DTYPES = ("F32", "BF16", "F16", "F64")
 _INDEX = "model.safetensors.index.json"
 
 
@@ -61,7 +60,7 @@ class TensorStore:
         """
         _, file, stored_name = self._file(name)
         dtype: str = file.get_slice(stored_name).get_dtype()
-        return dtype in _WEIGHT_DTYPES_IN_FILES
+        return dtype in _WEIGHT_DTYPES
 
     def unread(self) -> list[str]:
         """Names of the tensors that were never read, sorted."""
@@ -82,17 +81,35 @@ class TensorStore:
         self._read.add(name)
         return tensor
 
-    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """A tensor of floats.
+    def take(
+        self, name: str, shape: tuple[int, ...], rows: range | None = None, columns: range | None = None
+    ) -> torch.Tensor:
+        """A tensor of floats, or a part of it; no more than the part is read.
+
+        Args:
+            shape: of the whole tensor.
+            rows: those wanted of the first axis; None: all.
+            columns: the same of the second axis.
 
         Raises:
             ModelError: it is missing, or of another shape or dtype, or holds a number that is not finite; names it.
         """
-        tensor, path = self.raw(name), self.path(name)
-        if tuple(tensor.shape) != shape:
-            raise ModelError(f"{path}: tensor {name} has shape {list(tensor.shape)}, expected {list(shape)}")
-        if str(tensor.dtype) not in _WEIGHT_DTYPES:
-            raise ModelError(f"{path}: tensor {name} is {tensor.dtype}, expected one of {', '.join(_WEIGHT_DTYPES)}")
+        _, file, stored_name = self._file(name)
+        about, path = file.get_slice(stored_name), self.path(name)
+        if tuple(about.get_shape()) != shape:
+            raise ModelError(f"{path}: tensor {name} has shape {about.get_shape()}, expected {list(shape)}")
+        if about.get_dtype() not in _WEIGHT_DTYPES:
+            raise ModelError(
+                f"{path}: tensor {name} is {about.get_dtype()}, expected one of {', '.join(_WEIGHT_DTYPES)}"
+            )
+        if rows is None and columns is None:
+            tensor: torch.Tensor = self.raw(name)
+        else:
+            wanted = [slice(None) if own is None else slice(own.start, own.stop) for own in (rows, columns)]
+            tensor = about[tuple(wanted[: len(shape)])].contiguous()
+            self._read.add(name)
+            if not tensor.numel():
+                return tensor
         low, high = tensor.aminmax()  # many times faster than isfinite for each
         if not math.isfinite(low) or not math.isfinite(high):
             raise ModelError(f"{path}: tensor {name} holds a value that is not a finite number")

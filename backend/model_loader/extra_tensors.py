@@ -7,7 +7,9 @@ import re
 from backend.checkpoints.tensor_store import TensorStore
 from backend.errors import ModelError
 from backend.models.config import ModelConfig
+from backend.models.partition import ModelPart
 
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _EMBEDDING = "embed_tokens.weight"
 _HEAD = "lm_head."
 _MEANINGLESS = (
@@ -24,8 +26,8 @@ _MEANINGLESS = (
 """Ends of names that public tools write, and without which a decoder computes the same."""
 
 
-def refuse_extra_tensors(store: TensorStore, config: ModelConfig) -> None:
-    """Looks at what is left in the files after a model was read. Parts that are not of its decoder may be.
+def refuse_extra_tensors(store: TensorStore, config: ModelConfig, part: ModelPart) -> None:
+    """Looks at what is left in the files after a part of a model was read. What is not of its decoder may be.
 
     Raises:
         ModelError: a tensor of the decoder was not taken, and means something; names it and its file.
@@ -37,6 +39,7 @@ def refuse_extra_tensors(store: TensorStore, config: ModelConfig) -> None:
         for name in store.unread()
         if (name.startswith(_HEAD) or store.stored_name(name).startswith(decoder))
         and not _is_harmless(store, config, name)
+        and not _is_of_another_stage(name, config, part)
     ]
     if extra:
         others = f" (and {len(extra) - 1} others)" if len(extra) > 1 else ""
@@ -53,6 +56,14 @@ def _is_harmless(store: TensorStore, config: ModelConfig, name: str) -> bool:
     return name.endswith(_MEANINGLESS) or _is_bias_of_nothing(store, name)
 
 
+def _is_of_another_stage(name: str, config: ModelConfig, part: ModelPart) -> bool:
+    """Whether a tensor is the head or of a layer, which other ranks read, and check."""
+    if name.startswith(_HEAD):
+        return not part.is_last
+    layer = _LAYER.match(name)
+    return layer is not None and int(layer[1]) < config.num_layers and int(layer[1]) not in part.layers
+
+
 def _is_bias_of_nothing(store: TensorStore, name: str) -> bool:
     """GPTQ's tools give every layer a bias, all zero where the model has none."""
     module, _, part = name.rpartition(".")
@@ -60,7 +71,7 @@ def _is_bias_of_nothing(store: TensorStore, name: str) -> bool:
 
 
 def _expected(config: ModelConfig, name: str) -> str:
-    layer = re.match(r"model\.layers\.(\d+)\.", name)
+    layer = _LAYER.match(name)
     if layer and int(layer[1]) >= config.num_layers:
         return f"layers 0 to {config.num_layers - 1}, as num_hidden_layers says"
     return "no bias there" if name.endswith(".bias") else "no such tensor"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import math
+
 import torch
 
 from backend.engine.kv_blocks import HostKvBlocks, KvBlocks
@@ -26,14 +29,32 @@ class KvMemory:
     Args:
         num_blocks: memory is ``num_blocks * block_bytes(config, dtype, kv_dtype)`` bytes.
         dtype: what keys and values are computed in, and given back in.
+        buffer: so many bytes, all 0 at first; None: memory of its own.
     """
 
-    def __init__(self, config: ModelConfig, num_blocks: int, dtype: torch.dtype, kv_dtype: KvDtype) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        dtype: torch.dtype,
+        kv_dtype: KvDtype,
+        buffer: torch.Tensor | None = None,
+    ) -> None:
         self._dtype = dtype
         self._stored = _STORED.get(kv_dtype, dtype)
         shape = (2, config.num_layers, num_blocks * BLOCK_SIZE, config.num_kv_heads)
-        self._vectors = torch.zeros(*shape, config.head_dim, dtype=self._stored)
-        self._scales = torch.zeros(*shape) if kv_dtype in _STORED else None
+        size = math.prod(shape) * config.head_dim * self._stored.itemsize
+        if buffer is None:
+            buffer = torch.zeros(num_blocks * self.block_bytes(config, dtype, kv_dtype), dtype=torch.uint8)
+        self._vectors = buffer[:size].view(self._stored).view(*shape, config.head_dim)
+        self._scales = buffer[size:].view(torch.float32).view(shape) if kv_dtype in _STORED else None
+
+    def part(self, layers: slice, heads: slice) -> KvMemory:
+        """The same memory, of some layers and KV heads alone."""
+        part = copy.copy(self)
+        part._vectors = self._vectors[:, layers, :, heads]
+        part._scales = None if self._scales is None else self._scales[:, layers, :, heads]
+        return part
 
     @staticmethod
     def block_bytes(config: ModelConfig, dtype: torch.dtype, kv_dtype: KvDtype) -> int:

@@ -10,6 +10,7 @@ from backend.model_loader.weights import LayerWeights, Linear, Mlp, ModelWeights
 from backend.models.config import Activation, Experts, KvDtype, ModelConfig
 from backend.models.rope import rotations
 from backend.runners.torch.attention import StepAttention
+from backend.runners.torch.exchange import Exchange, NoExchange
 from backend.runners.torch.kv_memory import KvMemory
 from backend.runners.torch.linear import TorchLinear
 from backend.runners.torch.quantized_matmul import KernelTable
@@ -25,6 +26,8 @@ class TorchRunner:
         max_context: positions the rotary tables cover.
         dtype: of weights and activations; norms, rotary angles and softmax are computed in float32 whatever it is.
         kv_dtype: of stored keys and values; auto: ``dtype``.
+        memory: where keys and values are stored; None: memory of its own.
+        exchange: joins the parts of layers, where ``weights`` are a part of the model that others have more of.
     """
 
     deterministic = False
@@ -38,6 +41,9 @@ class TorchRunner:
         max_context: int,
         dtype: torch.dtype = torch.float32,
         kv_dtype: KvDtype = "auto",
+        *,
+        memory: KvMemory | None = None,
+        exchange: Exchange = NoExchange(),  # noqa: B008 - has no state
     ) -> None:
         self.config = config
         kv_name = "" if kv_dtype == "auto" else f"-kv-{kv_dtype}"
@@ -53,11 +59,14 @@ class TorchRunner:
         table = KernelTable()
         self._head = TorchLinear([Linear(head, None)], dtype, table)
         self._norm = weights.norm.float()
-        self._layers = [_Layer(config, index, layer, dtype, table) for index, layer in enumerate(weights.layers)]
+        self._exchange = exchange
+        self._layers = [
+            _Layer(config, index, layer, dtype, table, exchange) for index, layer in enumerate(weights.layers)
+        ]
         ropes = {layer.rope for layer in self._layers if layer.rope is not None}
         self._rotations = {rope: rotations(rope, config.head_dim, max_context) for rope in ropes}
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype)
-        self._memory = KvMemory(config, num_blocks, dtype, kv_dtype)
+        self._memory = memory or KvMemory(config, num_blocks, dtype, kv_dtype)
         self.kv_blocks = self._memory.blocks
 
     @staticmethod
@@ -68,10 +77,20 @@ class TorchRunner:
     @torch.inference_mode()
     def run(self, step: StepInput) -> StepOutput:
         """See ``ModelRunner.run``."""
+        return self.outputs(step, self.layers(step, self.embed(step)))
+
+    @torch.inference_mode()
+    def embed(self, step: StepInput) -> torch.Tensor:
+        """What enters the first layer, [T, hidden]."""
+        token_ids = torch.from_numpy(step.token_ids).long()
+        return self._exchange.lookup(self._embedding, token_ids) * self._embedding_scale
+
+    @torch.inference_mode()
+    def layers(self, step: StepInput, hidden: torch.Tensor) -> torch.Tensor:
+        """What leaves the last layer, [T, hidden]; keys and values of all rows are written."""
         attention = StepAttention(step, self.config)
         positions = torch.from_numpy(step.positions).long()
         angles = {rope: table[positions].unsqueeze(1) for rope, table in self._rotations.items()}
-        hidden = self._embedding[torch.from_numpy(step.token_ids).long()] * self._embedding_scale
         for layer in self._layers:
             query, key, value = layer.project(hidden)
             if layer.rope is not None:
@@ -79,6 +98,11 @@ class TorchRunner:
             self._memory.write(layer.index, attention.slots, key, value)
             hidden = layer.add_attention(hidden, attention(layer.index, query, self._memory))
             hidden = layer.add_mlp(hidden)
+        return hidden
+
+    @torch.inference_mode()
+    def outputs(self, step: StepInput, hidden: torch.Tensor) -> StepOutput:
+        """Logits and hidden states of the rows that the step names, of what left the last layer."""
         wanted = self._last_norm(hidden[torch.from_numpy(step.logits_rows).long()])
         states = self._last_norm(hidden[torch.from_numpy(step.hidden_rows).long()])
         logits = self._head(wanted).float()
@@ -93,7 +117,13 @@ class _Layer:
     """One layer without its attention: projections before it, output and MLP after it. Rows are [T, hidden]."""
 
     def __init__(
-        self, config: ModelConfig, index: int, weights: LayerWeights, dtype: torch.dtype, table: KernelTable
+        self,
+        config: ModelConfig,
+        index: int,
+        weights: LayerWeights,
+        dtype: torch.dtype,
+        table: KernelTable,
+        exchange: Exchange,
     ) -> None:
         self.index = index
         self.rope = config.rope(index)
@@ -102,10 +132,11 @@ class _Layer:
         self._query_norm = _float(weights.query_norm)
         self._key_norm = _float(weights.key_norm)
         self._qkv = TorchLinear((weights.query, weights.key, weights.value), dtype, table)
-        self._output = TorchLinear((weights.output,), dtype, table)
+        self._sum = exchange.sum
+        self._output = exchange.projection(weights.output, dtype, table)
         self._attention_output_norm = _float(weights.attention_output_norm)
         self._mlp_norm = weights.post_attention_norm.float()
-        self._mlps = [_Mlp(mlp, config.activation, dtype, table) for mlp in weights.mlps]
+        self._mlps = [_Mlp(mlp, config.activation, dtype, table, exchange) for mlp in weights.mlps]
         self._router = None if weights.router is None else weights.router.to(dtype)
         self._experts = config.layer_experts(index)
         self._mlp_output_norm = _float(weights.mlp_output_norm)
@@ -123,7 +154,7 @@ class _Layer:
 
     def add_attention(self, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
         """Projects what attention mixed and adds it to the residual stream."""
-        added = self._output(mixed.flatten(1))
+        added = self._sum(self._output(mixed.flatten(1)))
         return hidden + self._normed_output(added, self._attention_output_norm)
 
     def add_mlp(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -133,7 +164,7 @@ class _Layer:
             added = self._mlps[0](normed)
         else:
             added = _mixture(normed, self._router, self._mlps, self._experts)
-        return hidden + self._normed_output(added, self._mlp_output_norm)
+        return hidden + self._normed_output(self._sum(added), self._mlp_output_norm)
 
     def _normed_output(self, added: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         return added if weight is None else _rms_norm(added, weight, self._config.rms_norm_eps)
@@ -142,9 +173,11 @@ class _Layer:
 class _Mlp:
     """A gated MLP with gate and up as one product."""
 
-    def __init__(self, weights: Mlp, activation: Activation, dtype: torch.dtype, table: KernelTable) -> None:
+    def __init__(
+        self, weights: Mlp, activation: Activation, dtype: torch.dtype, table: KernelTable, exchange: Exchange
+    ) -> None:
         self._gate_up = TorchLinear((weights.gate, weights.up), dtype, table)
-        self._down = TorchLinear((weights.down,), dtype, table)
+        self._down = exchange.projection(weights.down, dtype, table)
         self._activation = activation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
