@@ -2,7 +2,8 @@
 
 BackendError
 ├── ModelError            the model directory, file or package cannot be served
-│   └── PrefixStoreError  its prefix store cannot be opened as configured
+│   ├── PrefixStoreError  its prefix store cannot be opened as configured
+│   └── EngineLost        a process that computes a part of it has ended
 └── RequestError          an HTTP answer in OpenAI's error form (status, type, param, code)
     ├── InvalidRequest    400: the body asks for something wrong or for something not offered
     ├── ContextLengthExceeded  400: prompt and answer do not fit the context
@@ -50,6 +51,10 @@ class ErrorResponse:
 
 class PrefixStoreError(ModelError):
     """The prefix store cannot be opened as it is configured; the message begins with a field of ``StoreConfig``."""
+
+
+class EngineLost(ModelError):
+    """A rank of an engine has ended or is stuck, so the engine cannot go on; the message names the rank."""
 
 
 class RequestError(BackendError):

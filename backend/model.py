@@ -11,9 +11,12 @@ from backend.checkpoints.gguf.convert import Progress
 from backend.engine.block_manager import blocks_at_most
 from backend.engine.config import EngineConfig
 from backend.engine.model_runner import BLOCK_SIZE, ModelRunner
+from backend.errors import ModelError
 from backend.model_loader.source import ModelSource
 from backend.model_loader.weights import ModelWeights, load_weights, read_config
 from backend.models.config import ModelConfig
+from backend.models.json_file import read_json_object
+from backend.models.partition import ModelPart
 from backend.quantized_weights.names import CALIBRATED_QUANTIZATIONS, Quantization
 
 if TYPE_CHECKING:
@@ -42,6 +45,21 @@ class ServedModel:
     """With the files of which it was made."""
 
 
+def load_part(
+    directory: Path, config: ModelConfig, part: ModelPart, quantization: Quantization
+) -> tuple[ModelWeights, Summary | None]:
+    """The weights of one rank, and in what they are kept; None: they are floats.
+
+    Raises:
+        ModelError: they cannot be read or rounded.
+    """
+    from backend.quantization.selection.choice import scheme_of
+    from backend.quantization.selection.summary import summarise
+
+    weights = load_weights(directory, config, part, scheme_of(quantization))
+    return weights, summarise(weights)
+
+
 def load_model(source: ModelSource, engine: EngineConfig, progress: Progress) -> ServedModel:
     """Loads tokenizer and weights and chooses the runner.
 
@@ -55,6 +73,9 @@ def load_model(source: ModelSource, engine: EngineConfig, progress: Progress) ->
     progress(f"loading {source.name}")
     config = read_config(source.directory)
     tokenizer = ModelTokenizer.load(source.directory, config, source.chat_template)
+    wanted = min(engine.max_context or config.max_position_embeddings, config.max_position_embeddings)
+    if engine.tensor_parallel * engine.pipeline_parallel > 1:
+        return _load_parallel(source, config, tokenizer, engine, wanted, progress)
     from backend.quantization.selection.choice import quantised
     from backend.quantization.selection.stated_loss import stated_loss
     from backend.runners.choice import choose_runner
@@ -64,7 +85,6 @@ def load_model(source: ModelSource, engine: EngineConfig, progress: Progress) ->
     if engine.quantization == "auto":
         engine = replace(engine, quantization=_fastest(config, weights, engine, progress))
     weights, quantization = quantised(weights, engine.quantization)
-    wanted = min(engine.max_context or config.max_position_embeddings, config.max_position_embeddings)
     runner = choose_runner(config, weights, engine, wanted, progress)
     if quantization is not None:
         quantization = _served(replace(quantization, divergence=loss), runner, progress)
@@ -72,6 +92,58 @@ def load_model(source: ModelSource, engine: EngineConfig, progress: Progress) ->
     if longest < wanted:
         progress(f"the KV memory holds {longest} tokens, so that is the longest context")
     return ServedModel(source.name, config, tokenizer, runner, quantization, longest, source.directory)
+
+
+def _load_parallel(
+    source: ModelSource,
+    config: ModelConfig,
+    tokenizer: ModelTokenizer,
+    engine: EngineConfig,
+    wanted: int,
+    progress: Progress,
+) -> ServedModel:
+    """Starts the other ranks, while this one loads its own part."""
+    from backend.quantization.selection.stated_loss import stated_loss
+    from backend.quantization.selection.summary import Summary, joined
+    from backend.runners.choice import choose_parallel
+    from backend.runners.parallel.runner import ParallelRunner
+
+    if engine.quantization == "auto":
+        raise ModelError(
+            "--quantization auto: what is the fastest is not measured in parallel, expected none, int8 or another name"
+        )
+    _refuse_to_round_again(source.directory, engine.quantization)
+    shape = config.with_max_context(wanted)
+    settings = choose_parallel(shape, engine, wanted)
+    summaries: list[Summary | None] = []
+
+    def load(part: ModelPart) -> ModelWeights:
+        weights, summary = load_part(source.directory, shape, part, engine.quantization)
+        summaries.append(summary)
+        return weights
+
+    progress(f"starting {len(settings.parts)} ranks")
+    runner = ParallelRunner(shape, source.directory, settings, load)
+    summaries += [about if isinstance(about, Summary) else None for about in runner.abouts]
+    quantization = joined(list(zip(settings.parts, summaries, strict=True)))
+    if quantization is not None:
+        quantization = replace(quantization, divergence=stated_loss(source.directory))
+    longest = _longest_context(runner, engine, wanted)
+    if longest < wanted:
+        progress(f"the KV memory holds {longest} tokens, so that is the longest context")
+    return ServedModel(source.name, config, tokenizer, runner, quantization, longest, source.directory)
+
+
+def _refuse_to_round_again(directory: Path, quantization: Quantization) -> None:
+    """Raises ModelError if weights that the files have quantised already are to be rounded."""
+    from backend.checkpoints.quantized.registry import quantization_config
+
+    kept = quantization_config(read_json_object(directory / "config.json"))
+    if kept is not None and quantization not in ("none", *CALIBRATED_QUANTIZATIONS):
+        raise ModelError(
+            f"--quantization {quantization}: the model's files are quantised already ({kept.get('quant_method')}); "
+            "expected none"
+        )
 
 
 def _served(quantization: Summary, runner: ModelRunner, progress: Progress) -> Summary:

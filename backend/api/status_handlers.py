@@ -8,7 +8,6 @@ from backend.api.http_body import json_response
 from backend.api.metrics import CONTENT_TYPE
 from backend.api.prefix_handlers import describe_store
 from backend.api.server_state import STATE, ServerState
-from backend.engine.async_engine import NOT_RUNNING
 from backend.engine.model_runner import BLOCK_SIZE
 from backend.errors import Unavailable
 from backend.protocol import check_model
@@ -68,8 +67,9 @@ async def metrics(request: web.Request) -> web.Response:
 
 
 def _check_engine(request: web.Request) -> None:
-    if not request.app[STATE].engine.alive:
-        raise Unavailable(NOT_RUNNING)
+    engine = request.app[STATE].engine
+    if not engine.alive:
+        raise Unavailable(engine.unavailable_because)
 
 
 def _model_object(state: ServerState) -> dict[str, object]:

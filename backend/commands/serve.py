@@ -37,6 +37,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_engine_arguments(parser)
     parser.add_argument(
+        "--tensor-parallel",
+        type=positive,
+        metavar="N",
+        default=1,
+        help="processes on this host that divide each layer, computing with torch (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--pipeline-parallel",
+        type=positive,
+        metavar="N",
+        default=1,
+        help="stages of layers, each with a process of its own, or with as many as --tensor-parallel says "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
         "--max-seconds",
         type=seconds,
         metavar="SECONDS",
@@ -219,7 +234,12 @@ def _serve(arguments: argparse.Namespace) -> None:
     limit_spinning()
     from backend.commands.server_process import serve
 
-    engine = replace(engine_config(arguments), max_seconds=arguments.max_seconds)
+    engine = replace(
+        engine_config(arguments),
+        max_seconds=arguments.max_seconds,
+        tensor_parallel=arguments.tensor_parallel,
+        pipeline_parallel=arguments.pipeline_parallel,
+    )
 
     def announce(url: str, model: str) -> None:
         print(json.dumps({"event": "ready", "url": url, "model": model}), flush=True)

@@ -6,19 +6,22 @@ import asyncio
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import ipaddress
 import os
 import signal
 import socket
 import sys
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
 
 import uvloop
 
 from backend.checkpoints.gguf.convert import Progress
 from backend.engine.config import EngineConfig
+from backend.errors import EngineLost
 from backend.model import ServedModel, load_model
 from backend.model_loader.source import resolve_model
 from backend.runners.warm_up import warm_up
@@ -26,9 +29,14 @@ from prefix_store.store.config import StoreConfig
 from telemetry.tracing.opening import open_tracing
 from telemetry.tracing.span import Tracing
 
+if TYPE_CHECKING:
+    from backend.runners.parallel.ranks import RankProcesses
+
 _PR_SET_PDEATHSIG = 1
 _PARENT_CHECK_SECONDS = 0.5
 _SHUTDOWN_SECONDS = 5.0
+_LOST_SECONDS = 2.0
+"""After the loss of a rank requests are refused, and the health endpoint says why, for so long before the end."""
 _ALL_INTERFACES = ("0.0.0.0", "::")  # noqa: S104
 
 
@@ -53,7 +61,7 @@ def serve(
         traces_endpoint, traces_file: where traces go; both empty: there are none.
 
     Raises:
-        ModelError: the model cannot be served.
+        ModelError: the model cannot be served, or (EngineLost) no longer, since a rank has failed.
         TracingUnavailable: traces cannot be exported.
         OSError: the address cannot be bound.
     """
@@ -65,10 +73,26 @@ def serve(
         source = dataclasses.replace(resolve_model(model_name, progress), chat_template=chat_template)
         model = load_model(source, engine, progress)
         progress("warming up")
-        warm_up(model.runner, model.tokenizer.token_bytes, model.max_context)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            traces = open_tracing("keepgate-engine", endpoint=traces_endpoint, file=traces_file)
-            runner.run(_serve(traces, model, engine, sock, parent if exit_with_parent else None, progress, announce))
+        with _closing_ranks(model) as ranks:
+            warm_up(model.runner, model.tokenizer.token_bytes, model.max_context)
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                traces = open_tracing("keepgate-engine", endpoint=traces_endpoint, file=traces_file)
+                watched = parent if exit_with_parent else None
+                runner.run(_serve(traces, model, engine, sock, watched, ranks, progress, announce))
+
+
+@contextlib.contextmanager
+def _closing_ranks(model: ServedModel) -> Iterator[RankProcesses | None]:
+    """The other processes that compute a model, which end at the end; None: there are none."""
+    from backend.runners.parallel.runner import ParallelRunner
+
+    if not isinstance(model.runner, ParallelRunner):
+        yield None
+        return
+    try:
+        yield model.runner.ranks
+    finally:
+        model.runner.close()
 
 
 async def _serve(
@@ -77,6 +101,7 @@ async def _serve(
     engine: EngineConfig,
     sock: socket.socket,
     parent: int | None,
+    ranks: RankProcesses | None,
     progress: Progress,
     announce: Callable[[str, str], None],
 ) -> None:
@@ -96,12 +121,29 @@ async def _serve(
         announce(url, model.name)
         progress(f"serving {model.name} with {model.runner.name} on {url}")
         watcher = asyncio.create_task(_watch_parent(parent, stop)) if parent is not None else None
+        lost: list[str] = []
+
+        def lose(message: str) -> None:
+            progress(f"stopping soon, for {message}")
+            lost.append(message)
+            app[STATE].engine.mark_lost(f"the engine has lost a part of itself: {message}")
+            loop.call_later(_LOST_SECONDS, stop.set)
+
+        if ranks is not None:
+            ranks.on_failure(functools.partial(_call_on, loop, lose))
         await stop.wait()
         if watcher is not None:
             watcher.cancel()
         progress("stopping")
         # Running answers end with an error, which their handlers send while the server waits for them.
         await app[STATE].engine.stop()
+    if lost:
+        raise EngineLost(lost[0])
+
+
+def _call_on(loop: asyncio.AbstractEventLoop, function: Callable[[str], None], message: str) -> None:
+    """Calls a function on an event loop; any thread may call this."""
+    loop.call_soon_threadsafe(function, message)
 
 
 def _prefix_store(model: ServedModel, engine: EngineConfig, url: str, progress: Progress) -> StoreConfig | None:

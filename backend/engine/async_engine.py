@@ -90,6 +90,8 @@ class AsyncEngine:
         self._unchecked = False
         self._stopping = False
         self._broken = False
+        self.unavailable_because = NOT_RUNNING
+        """What callers are told while it is not ``alive``."""
 
     def start(self) -> None:
         """Starts the thread; call it on the event loop that receives the outputs."""
@@ -109,7 +111,7 @@ class AsyncEngine:
             Unavailable: the engine is stopping, or broken.
         """
         if not self.alive:
-            raise Unavailable(NOT_RUNNING)
+            raise Unavailable(self.unavailable_because)
         if self.in_flight + len(sequences) > self._max_in_flight:
             raise QueueFull(
                 f"{self.in_flight} of at most {self._max_in_flight} answers are in flight; try again later",
@@ -156,6 +158,14 @@ class AsyncEngine:
     def command(self, command: Callable[[], None]) -> None:
         """Calls a function in the engine's thread between two steps; any thread may call this."""
         self._commands.put(command)
+
+    def mark_lost(self, reason: str) -> None:
+        """Refuses requests from now on: the runner is lost. Its steps raise, which ends those in flight.
+
+        Args:
+            reason: what callers are told.
+        """
+        self._broken, self.unavailable_because = True, reason
 
     async def stop(self) -> None:
         """Fails all sequences and ends the thread; their outputs arrive before this returns."""

@@ -86,6 +86,10 @@ class EngineConfig:
     """Quantisation of the weights; none: as in the model's files."""
     dtype: ComputeDtype = "auto"
     """Dtype of computation; auto: the runner's choice."""
+    tensor_parallel: int = 1
+    """Processes that divide each layer."""
+    pipeline_parallel: int = 1
+    """Stages of layers, each computed by ``tensor_parallel`` processes."""
     device: Device = "auto"
     """auto: a CUDA device if it can serve the model, else the CPU."""
     prefix_store: StoreConfig | None = None

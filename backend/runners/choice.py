@@ -13,11 +13,13 @@ from backend.errors import ModelError
 from backend.model_loader.linears import linears
 from backend.model_loader.weights import ModelWeights
 from backend.models.config import KvDtype, ModelConfig
+from backend.models.partition import partition
 from backend.runners.cuda.choice import choose_cuda
 from backend.runners.errors import RunnerUnavailable
 from backend.runners.fused.build import load_fused_library
 from backend.runners.fused.layout import KVPrecision, quantizes_activations
 from backend.runners.fused.runner import FusedRunner, check_shape
+from backend.runners.parallel.runner import ParallelSettings
 from backend.runners.self_test import max_relative_error
 from backend.runners.torch.runner import TorchRunner
 
@@ -66,6 +68,31 @@ def choose_runner(
     num_blocks = _num_blocks(engine, TorchRunner.block_bytes(config, dtype, engine.kv_dtype))
     return TorchRunner(
         config, weights, num_blocks, _max_tokens_in_kv(config, num_blocks, max_context), dtype, engine.kv_dtype
+    )
+
+
+def choose_parallel(config: ModelConfig, engine: EngineConfig, max_context: int) -> ParallelSettings:
+    """How several processes on CPUs compute a model; ``kv_memory`` is of all of them together.
+
+    Raises:
+        ModelError: the model cannot be divided like that, or the settings cannot be had in parallel.
+    """
+    parts = partition(config, engine.tensor_parallel, engine.pipeline_parallel)
+    if engine.device == "cuda":
+        raise ModelError(
+            "--device cuda: --tensor-parallel and --pipeline-parallel divide a model among processors alone, expected "
+            "auto or cpu"
+        )
+    dtype = _TORCH_DTYPES[engine.dtype]
+    num_blocks = _num_blocks(engine, TorchRunner.block_bytes(config, dtype, engine.kv_dtype))
+    return ParallelSettings(
+        parts,
+        engine.quantization,
+        str(dtype).removeprefix("torch."),
+        engine.kv_dtype,
+        num_blocks,
+        _max_tokens_in_kv(config, num_blocks, max_context),
+        max(1, engine.threads // len(parts)),
     )
 
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 import torch
 
 from backend.model_loader.linears import Weight
-from backend.model_loader.weights import ModelWeights
+from backend.model_loader.weights import ModelWeights, SchemeOf
 from backend.quantization.methods.fitting import fitting
 from backend.quantization.selection.rounding import rounded
 from backend.quantization.selection.summary import RoundingError, Summary, summarise
 from backend.quantized_weights.float_scheme import FloatScheme
 from backend.quantized_weights.fp8_scheme import Fp8Scheme
 from backend.quantized_weights.int_scheme import IntScheme
-from backend.quantized_weights.names import CALIBRATED_QUANTIZATIONS
+from backend.quantized_weights.names import CALIBRATED_QUANTIZATIONS, Quantization
 from backend.quantized_weights.nf4_scheme import Nf4Scheme
 from backend.quantized_weights.quantized_linear import CannotQuantize, Scheme
 
@@ -60,6 +60,22 @@ def quantised(weights: ModelWeights, name: str) -> tuple[ModelWeights, Summary |
     except CannotQuantize as refusal:
         raise CannotQuantize(f"--quantization {name}: {refusal}") from refusal
     return packed, summarise(packed, error.relative)
+
+
+def scheme_of(name: Quantization) -> SchemeOf | None:
+    """How `quantised` rounds each weight, for those who read the weights themselves; None: it rounds none.
+
+    Args:
+        name: as there.
+    """
+    if name == "none":
+        return None
+    layers, head = ROUNDINGS.get(name, (None, _HEAD))
+
+    def scheme(layer: str, outputs: int, inputs: int) -> Scheme | None:
+        return fitting(head, outputs, inputs, FloatScheme())[0] if layer == "lm_head" else layers
+
+    return scheme
 
 
 def _fitting(scheme: Scheme, head: Weight) -> Scheme:

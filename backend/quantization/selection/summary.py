@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from backend.model_loader.linears import linears
 from backend.model_loader.weights import ModelWeights
+from backend.models.partition import ModelPart
 from backend.quantization.methods.report import Divergence
 from backend.quantized_weights.quantized_linear import QuantizedLinear
 
@@ -41,6 +42,26 @@ class Summary:
         return replace(self, held_as=dict(forms), bits_per_weight=bits, weight_bytes=total)
 
 
+def joined(parts: Sequence[tuple[ModelPart, Summary | None]]) -> Summary | None:
+    """Of a whole model, from the summaries of its parts; None: none of them has quantised weights.
+
+    A matrix that is divided is counted once. Bytes are those of all parts together.
+    """
+    known = [(part, summary) for part, summary in parts if summary is not None]
+    if not known:
+        return None
+    schemes, held_as = Counter[str](), Counter[str]()
+    for part, summary in known:
+        held_as.update(summary.held_as)
+        if part.tensor_rank == 0:
+            schemes.update(summary.schemes)
+    half_bytes = sum(summary.half_bytes for _, summary in known)
+    total = held_as.total()
+    return Summary(
+        dict(schemes.most_common()), dict(held_as), 8 * total * _HALF_BYTES / half_bytes, total, half_bytes, None
+    )
+
+
 @dataclass(slots=True)
 class RoundingError:
     """Rounding loss, summed over matrices."""
@@ -62,7 +83,8 @@ class RoundingError:
 
 def summarise(weights: ModelWeights, relative_error: float | None = None) -> Summary | None:
     """The summary of the weights; None if none of them is quantised."""
-    matrices = [*linears(weights).values(), weights.head]
+    # A stage of a pipeline that computes no logits has a head of no rows.
+    matrices = [matrix for matrix in (*linears(weights).values(), weights.head) if matrix.shape[0]]
     packed = [matrix for matrix in matrices if not isinstance(matrix, torch.Tensor)]
     if not packed:
         return None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch.nn import functional
 
+from backend.engine.kv_blocks import KvBlocks
 from backend.engine.model_runner import BLOCK_SIZE, CPU_BATCH, CPU_STEP_TOKENS, StepInput, StepOutput
 from backend.model_loader.weights import LayerWeights, Linear, Mlp, ModelWeights
 from backend.models.config import Activation, Experts, KvDtype, ModelConfig
@@ -67,7 +70,11 @@ class TorchRunner:
         self._rotations = {rope: rotations(rope, config.head_dim, max_context) for rope in ropes}
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype)
         self._memory = memory or KvMemory(config, num_blocks, dtype, kv_dtype)
-        self.kv_blocks = self._memory.blocks
+
+    @cached_property
+    def kv_blocks(self) -> KvBlocks:
+        """See ``ModelRunner.kv_blocks``; of a part of a model there are none, for a block is of all parts."""
+        return self._memory.blocks
 
     @staticmethod
     def block_bytes(config: ModelConfig, dtype: torch.dtype = torch.float32, kv_dtype: KvDtype = "auto") -> int:

@@ -1,0 +1,87 @@
+"""The process of one rank of an engine that is computed in parallel; the engine starts it, with a socket."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+
+from backend.runners.parallel.messages import (
+    BEAT_SECONDS,
+    Beat,
+    Channel,
+    Connect,
+    Connected,
+    Loaded,
+    RankError,
+    RankJob,
+)
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Computes steps until rank 0 closes the socket, whose file descriptor is the only argument."""
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    # Before torch is imported, so that rank 0 hears of this process from the beginning.
+    threading.Thread(target=_beat, args=(channel,), name="beat", daemon=True).start()
+    status = 1
+    try:
+        _compute(channel)
+    except (EOFError, ConnectionError):
+        status = 0
+    except Exception as error:  # noqa: BLE001 - rank 0 is told
+        with contextlib.suppress(OSError):  # rank 0 is gone
+            channel.send(_error(error))
+    # Not by the interpreter's end: threads of gloo may wait for ranks that are gone.
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _compute(channel: Channel) -> None:
+    job: RankJob = channel.receive()
+    import torch
+
+    from backend.model import load_part
+    from backend.runners.parallel.communicator import Communicator
+    from backend.runners.parallel.runner import part_runner
+
+    torch.set_num_threads(job.threads)
+    weights, summary = load_part(job.directory, job.config, job.part, job.quantization)
+    channel.send(Loaded(summary))
+    connect = channel.receive()
+    assert isinstance(connect, Connect)  # noqa: S101 - what rank 0 sends next
+    _, runner = part_runner(job, weights, Communicator(job.part, job.rendezvous))
+    channel.send(Connected())
+    while True:
+        runner.run(channel.receive())
+
+
+def _error(error: Exception) -> RankError:
+    from backend.errors import ModelError
+    from backend.runners.parallel.communicator import PeerLost
+
+    if isinstance(error, PeerLost):
+        return RankError(str(error), is_peer_lost=True)
+    if isinstance(error, ModelError):
+        return RankError(str(error), is_peer_lost=False)
+    logger.error("the rank cannot go on", exc_info=error)
+    return RankError(f"{type(error).__name__}: {error}", is_peer_lost=False)
+
+
+def _beat(channel: Channel) -> None:
+    """Tells rank 0 that this process runs, and ends it when rank 0 is gone, whatever it waits for."""
+    while True:
+        try:
+            channel.send(Beat())
+        except OSError:
+            os._exit(0)
+        time.sleep(BEAT_SECONDS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Small models on several ranks of this machine, and the same on one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from backend.engine.model_runner import ModelRunner
+from backend.model import load_part
+from backend.model_loader.weights import load_weights, read_config
+from backend.models.config import KvDtype, ModelConfig
+from backend.models.partition import partition
+from backend.quantization.selection.choice import quantised
+from backend.quantized_weights.names import Quantization
+from backend.runners.parallel.runner import ParallelRunner, ParallelSettings
+from backend.runners.torch.runner import TorchRunner
+from tests.backend.random_models import Paged, step_of
+
+CONTEXT = 256
+BLOCKS = 24
+
+
+def model_config(directory: Path) -> ModelConfig:
+    """The shape of a saved model for contexts of ``CONTEXT`` tokens."""
+    return read_config(directory).with_max_context(CONTEXT)
+
+
+def one_rank(directory: Path, quantization: Quantization = "none", kv_dtype: KvDtype = "auto") -> TorchRunner:
+    """A saved model on one device."""
+    config = model_config(directory)
+    weights, _ = quantised(load_weights(directory, config), quantization)
+    return TorchRunner(config, weights, BLOCKS, CONTEXT, kv_dtype=kv_dtype)
+
+
+@contextmanager
+def many_ranks(
+    directory: Path, tensor: int, stages: int = 1, quantization: Quantization = "none", kv_dtype: KvDtype = "auto"
+) -> Iterator[ParallelRunner]:
+    """The same on ``tensor * stages`` ranks."""
+    config = model_config(directory)
+    parts = partition(config, tensor, stages)
+    settings = ParallelSettings(parts, quantization, "float32", kv_dtype, BLOCKS, CONTEXT, threads=1)
+    runner = ParallelRunner(
+        config, directory, settings, lambda part: load_part(directory, config, part, quantization)[0]
+    )
+    try:
+        yield runner
+    finally:
+        runner.close()
+
+
+def continued(runner: ModelRunner, prompt: Any, count: int) -> list[int]:
+    """The greedy continuation of a prompt, token by token."""
+    sequence = Paged(prompt, list(range(BLOCKS)))
+    logits = runner.run(step_of([(sequence, len(prompt))])).logits
+    tokens: list[int] = []
+    while True:
+        tokens.append(int(logits[-1].argmax()))
+        if len(tokens) == count:
+            return tokens
+        sequence.tokens = torch.cat([torch.from_numpy(sequence.tokens), torch.tensor(tokens[-1:])]).int().numpy()
+        logits = runner.run(step_of([(sequence, 1)])).logits
