@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter, abc
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from backend.engine.block_manager import blocks_at_most
 from backend.engine.block_pool import BlockPool
@@ -17,12 +17,13 @@ from backend.engine.offload import KvOffloader
 from backend.engine.output_processor import Output, SequenceState, process_token
 from backend.engine.sampler import SampledToken, sample_independently
 from backend.engine.scheduler import Chunk, Scheduler
-from backend.engine.sequence import FinishReason, Sequence, TokenLogprobs
-from backend.engine.stats import EngineStats, StepTimings, Totals
+from backend.engine.sequence import PREDICTION, Draft, FinishReason, Sequence, TokenLogprobs
+from backend.engine.stats import DraftCounts, EngineStats, StepTimings, Totals
 from backend.engine.step import (
     ChunkRows,
     InFlightStep,
     PendingTokens,
+    Speculator,
     StepResult,
     build_next_step,
     build_step,
@@ -33,7 +34,7 @@ from backend.errors import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
-_TOTALS = tuple(field.name for field in fields(Totals))
+_TOTALS = tuple(field.name for field in fields(Totals) if field.name != "drafts")
 _OFFLOAD_BATCH = 8
 """Blocks of a growing answer are offloaded so many at a time."""
 
@@ -51,6 +52,7 @@ class Engine:
             and a layer that sees all tokens. None: no layer does.
         lossy_key: the key that takes the place of a block's own from where something was restored with a loss; None:
             nothing ever is.
+        speculator: proposes tokens that a step verifies; None: each step adds one token to a sequence.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Engine:
         shares_prefixes: bool = True,
         kv_connector: KvConnector | None = None,
         lossy_key: Callable[[bytes], bytes] | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         self.runner = runner
         self.pool = BlockPool(runner.num_blocks)
@@ -81,6 +84,7 @@ class Engine:
         """The step that was launched before the result of the last one was processed."""
         self._kv_connector = kv_connector
         self._lossy_key = lossy_key
+        self._speculator = speculator
         kv_blocks = runner.kv_blocks if kv_connector is not None else None
         self._offloader: KvOffloader | None = None
         if kv_connector is not None and kv_blocks is not None:
@@ -151,6 +155,7 @@ class Engine:
             prefix_cache_queries=self.scheduler.prefix_cache_queries,
             prefix_cache_hits=self.scheduler.prefix_cache_hits,
             preemptions=self.scheduler.num_preemptions,
+            drafts={method: replace(counts) for method, counts in self._totals.drafts.items()},
             **{name: getattr(self._totals, name) for name in _TOTALS},
         )
 
@@ -233,12 +238,13 @@ class Engine:
         """
         self.timings = StepTimings()
         now = time.monotonic()
+        began = time.perf_counter()
         expired = self._expire(now)
         launched = self._in_flight if self._in_flight is not None and self._in_flight.live else self._launch(now)
         self._in_flight = None
         if launched is None:
             return expired
-        if launched.tokens is not None:
+        if launched.tokens is not None and not self._wants_step(launched):
             self._in_flight = self._launch_after(launched, launched.tokens, now)
         self._count_step(launched)
         try:
@@ -247,14 +253,22 @@ class Engine:
             if not is_out_of_memory(error):
                 raise
             return expired + self._abort_half(launched)
-        return expired + self._postprocess(launched, result)
+        outputs = self._postprocess(launched, result)
+        if self._speculator is not None:
+            self._speculator.record(launched.chunks, time.perf_counter() - began)
+        return expired + outputs
 
     def _launch(self, now: float) -> InFlightStep | None:
         """Launches the step that is due; None: there is nothing to compute."""
         chunks = self.scheduler.schedule(now)
         if not chunks:
             return None
+        if self._speculator is not None and (room := self.scheduler.step_tokens - sum(c.count for c in chunks)) > 0:
+            chunks = self.scheduler.with_drafts(chunks, self._speculator.propose(chunks, room, self.scheduler.reserve))
         return self._run(chunks, *build_step(chunks, self._states), can_sample_ahead(chunks))
+
+    def _wants_step(self, launched: InFlightStep) -> bool:
+        return self._speculator is not None and self._speculator.wants_step(launched.chunks)
 
     def _launch_after(self, launched: InFlightStep, tokens: PendingTokens, now: float) -> InFlightStep | None:
         """Launches the step after one whose tokens are still on the device; None: its result is needed first."""
@@ -312,13 +326,13 @@ class Engine:
         totals = self._totals
         totals.steps += 1
         totals.batch_slots_used += len(launched.chunks)
-        totals.computed_rows += sum(chunk.count for chunk in launched.chunks)
+        totals.computed_rows += sum(chunk.num_rows for chunk in launched.chunks)
         if isinstance(launched.output, StepOutput):
             totals.padding_rows += launched.output.padding_rows
         for chunk in (launched.chunks[index] for index in launched.live):
             sequence, notes = chunk.sequence, self._states[chunk.sequence.id]
             end = chunk.start + chunk.count
-            totals.first_time_rows += max(0, end - max(notes.max_computed, chunk.start))
+            totals.first_time_rows += max(0, end - max(notes.max_computed, chunk.start)) + chunk.num_rows - chunk.count
             notes.max_computed = max(notes.max_computed, end)
             totals.prompt_tokens += max(0, min(sequence.num_prompt, end) - chunk.start)
             if not notes.has_started and sequence.started_at is not None:
@@ -338,7 +352,7 @@ class Engine:
                 # Its logits are finite, and so is whatever they depend on.
                 self._offer(sequence, 1 if not sequence.num_generated else _OFFLOAD_BATCH)
             if sequence.id in result.sampled:
-                outputs.append(self._advance(sequence, result.sampled[sequence.id], now))
+                outputs.append(self._advance(chunk, result.sampled[sequence.id], now))
             elif chunk.reaches_end:
                 reason = FinishReason.STOP if sequence.pooled else FinishReason.LENGTH
                 outputs.append(self._output(sequence, "", [], True, reason))
@@ -359,19 +373,49 @@ class Engine:
         self._end(sequence, reason)
         return Output(sequence.id, "", [], [], sequence.num_generated, reason, sequence.num_cached, error=error)
 
-    def _advance(self, sequence: Sequence, sampled: SampledToken, now: float) -> Output:
-        """Appends a token, turns it into text, and ends the sequence if it is time."""
-        first = sequence.num_generated == 0
-        sequence.append(sampled.token_id)
-        self._totals.generated_tokens += 1
-        notes = self._states[sequence.id]
-        if not first:
-            self.timings.between_tokens.append(now - notes.last_token_at)
+    def _advance(self, chunk: Chunk, tokens: abc.Iterable[SampledToken], now: float) -> Output:
+        """Appends the sampled tokens, turns them into text, and ends the sequence if it is time."""
+        sequence = chunk.sequence
+        params, notes = sequence.params, self._states[sequence.id]
+        before = sequence.num_generated
+        texts: list[str] = []
+        logprobs: list[TokenLogprobs] = []
+        reason: FinishReason | None = None
+        for sampled in tokens:
+            if sequence.num_generated > before:
+                self.scheduler.mark_accepted(sequence)
+            sequence.append(sampled.token_id)
+            ends = sampled.token_id in params.stop_token_ids or (
+                sampled.token_id in self._eos and not params.ignore_eos
+            )
+            said = process_token(sequence, sampled, notes.logprobs, ends)
+            texts.append(said.text)
+            logprobs += said.logprobs
+            reason = said.reason
+            if reason is not None:
+                break
+        added = sequence.num_generated - before
+        self._totals.generated_tokens += added
+        if chunk.draft is not None:
+            self._count_draft(sequence, chunk.draft, added - 1)
+        # Tokens of one step arrive together; each counts as having taken its part of the time since the last one.
+        steps = added if before else added - 1
+        self.timings.between_tokens += [(now - (notes.last_token_at if before else now)) / max(1, added)] * steps
         notes.record_token(now)
-        params = sequence.params
-        ends = sampled.token_id in params.stop_token_ids or (sampled.token_id in self._eos and not params.ignore_eos)
-        said = process_token(sequence, sampled, notes.logprobs, ends)
-        return self._output(sequence, said.text, said.logprobs, first, said.reason)
+        return self._output(sequence, "".join(texts), logprobs, before == 0, reason)
+
+    def _count_draft(self, sequence: Sequence, draft: Draft, accepted: int) -> None:
+        """Counts the tokens of a draft of which the first ``accepted`` are part of the answer now."""
+        proposed = len(draft.token_ids)
+        counts = self._totals.drafts.setdefault(draft.method, DraftCounts())
+        counts.drafts += 1
+        counts.proposed_tokens += proposed
+        counts.accepted_tokens += accepted
+        notes = self._states[sequence.id]
+        notes.max_computed = max(notes.max_computed, sequence.num_computed)
+        if draft.method == PREDICTION:
+            sequence.accepted_prediction += accepted
+            sequence.rejected_prediction += proposed - accepted
 
     def _output(
         self,
@@ -385,6 +429,7 @@ class Engine:
         output = Output(
             sequence.id, text, logprobs, prompt_logprobs, sequence.num_generated, reason, sequence.num_cached
         )
+        output.prediction_tokens = sequence.accepted_prediction, sequence.rejected_prediction
         if sequence.pooled:
             output.embedding = self._states[sequence.id].mean()
         if sequence.probes:
@@ -421,6 +466,8 @@ class Engine:
             self._offloader.sequence_ended(sequence, self.scheduler.registered_keys(sequence))
         self.scheduler.remove(sequence)
         del self._sequences[sequence.id]
+        if self._speculator is not None:
+            self._speculator.forget(sequence.id)
         rate = self._states.pop(sequence.id).rate(sequence.num_generated)
         if rate is not None and reason is not FinishReason.ABORTED:
             self.timings.answer_rates.append(rate)

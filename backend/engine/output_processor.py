@@ -32,6 +32,8 @@ class Output:
     """float32 [hidden_size]: mean of the prompt's hidden states, of a pooled sequence."""
     logits: npt.NDArray[np.float32] | None = None
     """float32 [vocab_size]: logits of the last token, of a sequence that asks for them."""
+    prediction_tokens: tuple[int, int] = (0, 0)
+    """Tokens of the prediction that were accepted and rejected so far."""
     error: str | None = None
     """A sentence for the client, if the reason is ``EXPIRED``, ``SHED`` or ``FAILED`` and the cause is known."""
 

@@ -53,6 +53,34 @@ def sample(logits: torch.Tensor, sequences: list[Sequence]) -> list[SampledToken
     return [SampledToken(token, logprobs.get(row)) for row, token in enumerate(tokens)]
 
 
+@torch.inference_mode()
+def accept_or_sample(
+    logits: torch.Tensor, sequence: Sequence, proposed: int, drawn_from: npt.NDArray[np.float32]
+) -> SampledToken:
+    """Accepts a token that was drawn from another distribution, or draws one in its place; for a temperature above 0.
+
+    The result is distributed as the sequence's own samples are (arXiv 2211.17192, algorithm 1): accepted with
+    probability min(1, p / q), else drawn from what of p is above q. Takes one number of the sequence's generator.
+
+    Args:
+        logits: float32 [1, vocab_size]; changed in place.
+        drawn_from: q, [vocab_size].
+    """
+    raw = torch.log_softmax(logits[0], dim=-1) if sequence.params.logprobs is not None else None
+    if _has_logits_processors(sequence):
+        _process_logits(logits[0], sequence)
+    target = distribution(logits[0].cpu().numpy(), sequence.params)
+    uniform = sequence.random.random()
+    acceptance = min(1.0, float(target[proposed]) / float(drawn_from[proposed]))
+    token = proposed
+    if uniform >= acceptance:
+        # Given that it was refused, this is uniform again.
+        again = (uniform - acceptance) / (1.0 - acceptance)
+        token = draw_from(np.maximum(target - drawn_from, 0.0), again)
+    logprobs = None if raw is None else token_logprobs(raw, token, sequence.params.logprobs)
+    return SampledToken(token, logprobs)
+
+
 def can_sample_independently(sequence: Sequence) -> bool:
     """Whether the next token follows from the logits and the sequence's random number alone.
 
@@ -139,16 +167,42 @@ def sample_on_host(logits: Floats, sequences: list[Sequence]) -> list[int]:
     return tokens
 
 
+def distribution(row: Floats, params: SamplingParams) -> Floats:
+    """The probability of each token under the temperature and the filters; float32, as ``row`` [vocab_size].
+
+    Args:
+        params: with a temperature above 0.
+    """
+    weights = _weights(row, params)
+    if _filters(params):
+        mass = float(weights.sum())
+        candidates = _candidates(weights, mass, params)
+        kept = _filter(weights[candidates], mass, params)
+        weights = np.zeros_like(weights)
+        weights[candidates[: kept.size]] = kept
+    shares: Floats = weights / np.float32(weights.sum(dtype=np.float64))
+    return shares
+
+
 def _draw(row: Floats, params: SamplingParams, uniform: float) -> int:
-    # A difference may overflow to minus infinity, whose weight is 0; what is not a number is the caller's to find.
-    with np.errstate(over="ignore", invalid="ignore"):
-        weights = (row - row.max()) / np.float32(max(params.temperature, _MIN_TEMPERATURE))
-    np.exp(weights, out=weights)
-    if not (params.top_k or params.top_p < 1 or params.min_p):
-        return _invert(weights, uniform)
+    weights = _weights(row, params)
+    if not _filters(params):
+        return draw_from(weights, uniform)
     mass = float(weights.sum())
     candidates = _candidates(weights, mass, params)
-    return int(candidates[_invert(_filter(weights[candidates], mass, params), uniform)])
+    return int(candidates[draw_from(_filter(weights[candidates], mass, params), uniform)])
+
+
+def _weights(row: Floats, params: SamplingParams) -> Floats:
+    """Of each token, relative to the best one's, before the filters."""
+    # A difference may overflow to minus infinity, whose weight is 0; what is not a number is the caller's to find.
+    with np.errstate(over="ignore", invalid="ignore"):
+        weights: Floats = (row - row.max()) / np.float32(max(params.temperature, _MIN_TEMPERATURE))
+    return np.exp(weights, out=weights)
+
+
+def _filters(params: SamplingParams) -> bool:
+    return bool(params.top_k or params.top_p < 1 or params.min_p)
 
 
 def _candidates(weights: Floats, mass: float, params: SamplingParams) -> npt.NDArray[np.intp]:
@@ -185,7 +239,7 @@ def _filter(falling: Floats, mass: float, params: SamplingParams) -> Floats:
     return kept
 
 
-def _invert(weights: Floats, uniform: float) -> int:
+def draw_from(weights: Floats, uniform: float) -> int:
     """The first index at which the running sum exceeds ``uniform`` of the total, and never one without weight.
 
     Blocks first, then the tokens of one block: a running sum of them all would be one long chain of additions.

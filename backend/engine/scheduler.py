@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from backend.engine.block_manager import BlockManager
 from backend.engine.block_pool import BlockPool
 from backend.engine.config import Batching
 from backend.engine.kv_connector import LoadRequest
 from backend.engine.model_runner import BLOCK_SIZE
-from backend.engine.sequence import Sequence
+from backend.engine.sequence import Draft, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,13 @@ class Chunk:
     sequence: Sequence
     start: int
     count: int
+    draft: Draft | None = None
+    """Computed after them; only if the chunk reaches the sequence's end."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the step, those of the draft included."""
+        return self.count + (0 if self.draft is None else len(self.draft.token_ids))
 
     @property
     def reaches_end(self) -> bool:
@@ -121,6 +128,38 @@ class Scheduler:
         self._stalled = not chunks and waits_for_news and not (self.waiting and self._seconds_until_admission(now))
         return chunks
 
+    def with_drafts(self, chunks: list[Chunk], drafts: Mapping[int, Draft]) -> list[Chunk]:
+        """The chunks with the drafts of their sequences, and blocks for these.
+
+        A draft takes what is left, and is shortened to it: no sequence is preempted for one, none waits for one, and a
+        step still computes ``step_tokens`` at most.
+
+        Args:
+            chunks: as ``schedule`` chose them.
+            drafts: by sequence id.
+        """
+        rows = self.step_tokens - sum(chunk.count for chunk in chunks)
+        extended: list[Chunk] = []
+        for chunk in chunks:
+            draft = drafts.get(chunk.sequence.id)
+            if draft is not None and chunk.reaches_end:
+                draft = draft.shortened(self.reserve(chunk.sequence, min(rows, len(draft.token_ids))))
+                if draft is not None:
+                    chunk = replace(chunk, draft=draft)
+                    rows -= len(draft.token_ids)
+            extended.append(chunk)
+        return extended
+
+    def reserve(self, sequence: Sequence, count: int) -> int:
+        """Allocates free blocks for tokens after the sequence's last one.
+
+        Returns:
+            How many of the ``count`` have room now.
+        """
+        missing = -(-(sequence.num_tokens + count - sequence.room) // BLOCK_SIZE)
+        self._blocks.allocate(sequence, min(max(0, missing), self._blocks.num_free))
+        return min(count, sequence.room - sequence.num_tokens)
+
     def schedule_ahead(self, chunks: list[Chunk], now: float = 0.0) -> list[Chunk]:
         """Schedules the step after one that is still being computed and that samples a token for each sequence.
 
@@ -147,8 +186,12 @@ class Scheduler:
         return following
 
     def mark_computed(self, chunk: Chunk) -> None:
-        """Marks the tokens of a chunk as computed, and registers the blocks that are full now."""
+        """Marks the tokens of a chunk as computed, without its draft, and registers the blocks that are full now."""
         self._blocks.mark_computed(chunk.sequence, chunk.count)
+
+    def mark_accepted(self, sequence: Sequence) -> None:
+        """Marks one more token as computed: the sequence's last one, which was computed as a draft."""
+        self._blocks.mark_computed(sequence, 1)
 
     def mark_fetched(self, sequence: Sequence, count: int, lossy_from: int | None) -> None:
         """Marks the first ``count`` of the fetched blocks as computed; the sequence takes part in steps again.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, abc
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from backend.engine.block_pool import Match
 from backend.engine.model_runner import BLOCK_SIZE
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 NO_TENANT = KeyChain(bytes(16), BLOCK_SIZE)
 """Keys of sequences without a tenant, which share their blocks with each other."""
+
+
+PREDICTION = "prediction"
+"""The method of drafts that are taken from a sequence's ``prediction``."""
 
 
 class FinishReason(Enum):
@@ -83,6 +88,27 @@ class TokenLogprobs:
     """Place of the token among all, from 1 for the most likely one; known for tokens of a prompt only."""
 
 
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Tokens that may follow a sequence's last one. The next step computes them as if they did, and keeps those that it
+    would have chosen itself (speculative decoding, arXiv 2211.17192)."""
+
+    method: str
+    """Which one proposed them, for metrics."""
+    token_ids: tuple[int, ...]
+    """At least one; each follows the one before it."""
+    probabilities: npt.NDArray[np.float32] | None = None
+    """[len(token_ids), vocab_size]: the distributions that the tokens were drawn from; None: they were not drawn, and
+    each has probability 1."""
+
+    def shortened(self, length: int) -> Draft | None:
+        """The first tokens; None: none are left."""
+        if length >= len(self.token_ids):
+            return self
+        kept = None if self.probabilities is None else self.probabilities[:length]
+        return replace(self, token_ids=self.token_ids[:length], probabilities=kept) if length > 0 else None
+
+
 class Constraint(Protocol):
     """A constraint on an answer, advanced token by token."""
 
@@ -110,6 +136,7 @@ class Sequence:
         keys: makes the keys of its KV blocks; sequences of different tenants share no key.
         pooled: asks for the mean of the prompt's hidden states, and generates nothing.
         probes: asks for the logits of its next token; "fresh" ones are computed without the prefix cache.
+        prediction: tokens of what the answer may turn out to be; they change how soon it comes, nothing else.
     """
 
     def __init__(
@@ -126,6 +153,7 @@ class Sequence:
         keys: KeyChain = NO_TENANT,
         pooled: bool = False,
         probes: Literal["fresh", "shared"] | None = None,
+        prediction: abc.Sequence[int] = (),
     ) -> None:
         self.id = sequence_id
         self.tokens = list(prompt_ids)
@@ -156,6 +184,9 @@ class Sequence:
         self.keys = keys
         self.pooled = pooled
         self.probes = probes
+        self.prediction = tuple(prediction)
+        # Tokens of drafts that came from it, as the usage of an answer counts them.
+        self.accepted_prediction = self.rejected_prediction = 0
         # State of the scheduler: place in the queue; keys of full blocks; their keys after a lossy restore and the
         # first block that has one; the last match in the prefix cache; registered blocks; prompt tokens that were
         # cached when the sequence first ran; what the prefix store has of it; and the running fetch.

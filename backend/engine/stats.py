@@ -18,6 +18,15 @@ class StepTimings:
 
 
 @dataclass(slots=True)
+class DraftCounts:
+    """What became of the drafts of one method."""
+
+    drafts: int = 0
+    proposed_tokens: int = 0
+    accepted_tokens: int = 0
+
+
+@dataclass(slots=True)
 class Totals:
     """Counts since the start."""
 
@@ -38,6 +47,8 @@ class Totals:
     """Sequences ended because the model produced values that are not numbers."""
     out_of_memory: int = 0
     """Sequences ended because a step ran out of memory."""
+    drafts: dict[str, DraftCounts] = field(default_factory=dict)
+    """By method."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from backend.engine.model_runner import SequenceRows, StepInput, StepOutput, pack
 from backend.engine.output_processor import SequenceState
-from backend.engine.sampler import SampledToken, can_sample_independently, sample, token_logprobs
+from backend.engine.sampler import (
+    SampledToken,
+    accept_or_sample,
+    can_sample_independently,
+    sample,
+    token_logprobs,
+)
 from backend.engine.scheduler import Chunk
-from backend.engine.sequence import Sequence, TokenLogprobs
+from backend.engine.sequence import Draft, Sequence, TokenLogprobs
+from backend.errors import is_out_of_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +28,10 @@ class ChunkRows:
     """Which rows of a step's output belong to one chunk."""
 
     logits: slice
+    """The last one is what the next token is sampled from, if the chunk reaches the end."""
     hidden: slice
+    draft: slice
+    """Rows of logits after each token of its draft."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +56,41 @@ class InFlightStep:
 class StepResult:
     """What a step computed, by sequence id."""
 
-    sampled: dict[int, SampledToken]
+    sampled: dict[int, Iterable[SampledToken]]
+    """The next tokens of a sequence: one, and one more for each token of its draft that is the token before it. Each is
+    sampled when it is asked for, which has to be after the sequence has appended the one before it."""
     non_finite: set[int]
     """Sequences for which the model produced values that are not numbers."""
+
+
+class Speculator(Protocol):
+    """Proposes drafts, and learns from what becomes of them."""
+
+    def propose(self, chunks: list[Chunk], room: int, reserve: Callable[[Sequence, int], int]) -> dict[int, Draft]:
+        """Drafts by sequence id, for the chunks that end with their sequence.
+
+        Args:
+            chunks: of the step that is to be launched.
+            room: rows that the step may have besides.
+            reserve: see `Scheduler.reserve`.
+        """
+        ...
+
+    def wants_step(self, chunks: list[Chunk]) -> bool:
+        """Whether it may have drafts for the step after this one, which is then not launched ahead."""
+        ...
+
+    def record(self, chunks: list[Chunk], seconds: float) -> None:
+        """Notes a step whose tokens the sequences have.
+
+        Args:
+            seconds: from its launch until now.
+        """
+        ...
+
+    def forget(self, sequence_id: int) -> None:
+        """Notes that a sequence has ended."""
+        ...
 
 
 class PendingTokens:
@@ -96,13 +139,22 @@ def build_step(chunks: list[Chunk], states: Mapping[int, SequenceState]) -> tupl
     for chunk in chunks:
         sequence, end = chunk.sequence, begin + chunk.count
         tokens = sequence.tokens[chunk.start : chunk.start + chunk.count]
+        if chunk.draft is not None:
+            tokens += chunk.draft.token_ids
         sequences.append(SequenceRows(tokens, chunk.start, sequence.blocks, sequence.first_block))
         logits_from, hidden_from = _first_wanted(chunk, states[sequence.id])
         first_logits, first_hidden = len(logits_rows), len(hidden_rows)
         logits_rows += range(begin + logits_from, end)
         hidden_rows += range(begin + hidden_from, end)
-        outputs.append(ChunkRows(slice(first_logits, len(logits_rows)), slice(first_hidden, len(hidden_rows))))
-        begin = end
+        first_drafted, begin = len(logits_rows), begin + chunk.num_rows
+        logits_rows += range(end, begin)
+        outputs.append(
+            ChunkRows(
+                slice(first_logits, first_drafted),
+                slice(first_hidden, len(hidden_rows)),
+                slice(first_drafted, len(logits_rows)),
+            )
+        )
     return pack(sequences, logits_rows, hidden_rows), outputs
 
 
@@ -113,7 +165,8 @@ def build_next_step(chunks: list[Chunk], tokens: torch.Tensor) -> tuple[StepInpu
         [SequenceRows(placeholder, c.start, c.sequence.blocks, c.sequence.first_block) for c in chunks],
         range(len(chunks)),
     )
-    rows = [ChunkRows(slice(row, row + 1), slice(0, 0)) for row in range(len(chunks))]
+    none = slice(0, 0)
+    rows = [ChunkRows(slice(row, row + 1), none, none) for row in range(len(chunks))]
     return replace(step, device_tokens=tokens), rows
 
 
@@ -136,6 +189,7 @@ def can_sample_ahead(chunks: list[Chunk]) -> bool:
     """Whether a step only samples the next token of each sequence, which the device can do by itself."""
     return all(
         chunk.reaches_end
+        and chunk.draft is None
         and not chunk.sequence.pooled
         and not chunk.sequence.probes
         and chunk.sequence.params.max_tokens > 0
@@ -159,7 +213,7 @@ def collect_result(step: InFlightStep, states: Mapping[int, SequenceState]) -> S
         arrived = step.tokens.read()
         chosen = {step.chunks[index].sequence.id: arrived[index] for index in step.live}
         return StepResult(
-            {number: SampledToken(token, None) for number, token in chosen.items() if token >= 0},
+            {number: [SampledToken(token, None)] for number, token in chosen.items() if token >= 0},
             {number for number, token in chosen.items() if token < 0},
         )
     return _collect_from_host(step.chunks, step.rows, step.output, states)
@@ -171,8 +225,7 @@ def _collect_from_host(
     finite = _finite_rows(output.logits)
     finite_hidden = torch.isfinite(output.hidden.sum(dim=-1)).tolist() if len(output.hidden) else []
     non_finite: set[int] = set()
-    sampling: list[Sequence] = []
-    sampling_rows: list[int] = []
+    sampling: list[tuple[Chunk, ChunkRows]] = []
     for chunk, own in zip(chunks, rows, strict=True):
         sequence = chunk.sequence
         if not (all(finite[own.logits]) and all(finite_hidden[own.hidden])):
@@ -183,16 +236,69 @@ def _collect_from_host(
             if sequence.params.prompt_logprobs is not None:
                 _add_prompt_logprobs(chunk, output.logits[own.logits])
             if chunk.reaches_end and sequence.params.max_tokens > 0:
-                sampling.append(sequence)
-                sampling_rows.append(own.logits.stop - 1)
+                sampling.append((chunk, own))
                 if sequence.probes:
                     states[sequence.id].set_logits(output.logits[own.logits.stop - 1])
-    if not sampling:
-        return StepResult({}, non_finite)
-    logits = output.logits
-    rows_of_all = logits if len(sampling_rows) == logits.shape[0] else logits[sampling_rows]
-    tokens = sample(rows_of_all, sampling)
-    return StepResult({s.id: token for s, token in zip(sampling, tokens, strict=True)}, non_finite)
+    return StepResult(_sample_all(sampling, output.logits, finite), non_finite)
+
+
+def _sample_all(
+    sampling: list[tuple[Chunk, ChunkRows]], logits: torch.Tensor, finite: list[bool]
+) -> dict[int, Iterable[SampledToken]]:
+    """The next tokens of these chunks' sequences, by sequence id; ``finite`` as in `_verified`, for all rows."""
+    first: dict[int, SampledToken] = {}
+    together: list[Sequence] = []
+    rows: list[int] = []
+    for chunk, own in sampling:
+        if chunk.draft is not None and chunk.draft.probabilities is not None:
+            last = logits[own.logits.stop - 1 : own.logits.stop]
+            first[chunk.sequence.id] = _sample_beside(chunk.draft, 0, last, chunk.sequence)
+        else:
+            together.append(chunk.sequence)
+            rows.append(own.logits.stop - 1)
+    if together:
+        tokens = sample(logits if len(rows) == logits.shape[0] else logits[rows], together)
+        first.update((sequence.id, token) for sequence, token in zip(together, tokens, strict=True))
+    return {
+        chunk.sequence.id: [first[chunk.sequence.id]]
+        if chunk.draft is None
+        else _verified(chunk.sequence, first[chunk.sequence.id], chunk.draft, logits[own.draft], finite[own.draft])
+        for chunk, own in sampling
+    }
+
+
+def _verified(
+    sequence: Sequence, token: SampledToken, draft: Draft, logits: torch.Tensor, finite: list[bool]
+) -> Iterator[SampledToken]:
+    """A token, and then another one after each token of the draft that is the token before it.
+
+    A token that was not drawn counts as proposed with probability 1. To accept it with its own probability, or else to
+    draw from the other tokens, is to draw and to look whether it is the one proposed. So an answer is the same with any
+    such draft and without one, token for token, as far as the runner computes the same logits.
+
+    Args:
+        token: sampled from the row before the draft.
+        logits: float32 [len(draft.token_ids), vocab_size]; changed in place.
+        finite: whether a row has only numbers; one that has not, and what follows it, is not used.
+    """
+    yield token
+    for row, proposed in enumerate(draft.token_ids):
+        if token.token_id != proposed or not finite[row]:
+            return
+        try:
+            token = _sample_beside(draft, row + 1, logits[row : row + 1], sequence)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return  # what follows is computed again by the next step
+        yield token
+
+
+def _sample_beside(draft: Draft, place: int, logits: torch.Tensor, sequence: Sequence) -> SampledToken:
+    """Samples the token at the place of one of the draft's, or after the last; ``logits`` float32 [1, vocab_size]."""
+    if draft.probabilities is None or place == len(draft.token_ids):
+        return sample(logits, [sequence])[0]
+    return accept_or_sample(logits, sequence, draft.token_ids[place], draft.probabilities[place])
 
 
 def _is_finite(logits: torch.Tensor) -> torch.Tensor:

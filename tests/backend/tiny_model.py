@@ -33,6 +33,7 @@ SPELLED = 320
 """Tokens that have a text: those of this model, and of the others that tests make."""
 CONTEXT = 256
 END = 3
+_OF_SEQUENCE = ("priority", "deadline", "keys", "pooled", "constraint", "prediction")
 POISON = 5
 """A token whose embedding is not a number: whatever attends to it is not a number either."""
 CONFIG = ModelConfig(
@@ -113,7 +114,7 @@ class EngineClient:
 
     def submit(self, number: int, prompt: list[int], answer: int = 8, **options: Any) -> Sequence:
         """Queues a greedy request; ``options`` of a sequence, or of its sampling parameters, or its ``tenant``."""
-        own = {key: options.pop(key) for key in ("priority", "deadline", "keys", "pooled") if key in options}
+        own = {key: options.pop(key) for key in _OF_SEQUENCE if key in options}
         if tenant := options.pop("tenant", ""):
             own["keys"] = keys_of(tenant)
         params = SamplingParams(**{"max_tokens": answer, "temperature": 0.0, "logprobs": 2, **options})

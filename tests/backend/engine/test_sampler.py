@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 # The private steps of `sample` take given numbers where it draws them.
-from backend.engine.sampler import _candidates, _filter, _invert, sample
+from backend.engine.sampler import _candidates, _filter, draw_from, sample
 from backend.engine.sequence import SamplingParams, Sequence
 from backend.text.detokenizer import Detokenizer
 from tests.backend.tiny_model import token_bytes
@@ -203,7 +203,7 @@ def test_a_draw_is_where_the_cumulative_sum_passes_the_number(weights: list[floa
     """A draw is the token where the cumulative sum passes the uniform number, and never a token of weight 0."""
     array = np.array(weights, dtype=np.float32)
     running = array.cumsum(dtype=np.float64)
-    token = _invert(array, uniform)
+    token = draw_from(array, uniform)
     assert array[token] > 0
     room = 1e-5 * running[-1]
     assert running[token] >= uniform * running[-1] - room
@@ -214,9 +214,9 @@ def test_each_token_has_its_share_of_the_numbers() -> None:
     """Each token's interval of uniform numbers begins at its cumulative sum, and a token of weight 0 has none."""
     weights = np.ones(1024, dtype=np.float32)
     for at in (0.0, 0.5):
-        assert [_invert(weights, (token + at) / 1024) for token in range(1024)] == list(range(1024))
+        assert [draw_from(weights, (token + at) / 1024) for token in range(1024)] == list(range(1024))
     weights[:300] = 0
-    assert _invert(weights, 0.0) == 300
+    assert draw_from(weights, 0.0) == 300
 
 
 def test_the_largest_number_draws_the_last_token_with_weight() -> None:
@@ -224,7 +224,7 @@ def test_the_largest_number_draws_the_last_token_with_weight() -> None:
     for seed in range(50):
         weights = np.random.default_rng(seed).random(300, dtype=np.float32)
         weights[150:] = 0
-        assert _invert(weights, float(np.nextafter(1, 0))) == 149
+        assert draw_from(weights, float(np.nextafter(1, 0))) == 149
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])

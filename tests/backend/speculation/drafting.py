@@ -1,0 +1,81 @@
+"""Speculators for tests: one that knows what comes and lies at times, and the real one where everything pays."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from backend.engine.scheduler import Chunk
+from backend.engine.sequence import Draft, Sequence
+from backend.speculation.draft_model import DraftModel
+from backend.speculation.speculator import AdaptiveSpeculator
+from backend.speculation.step_costs import StepCosts
+from tests.backend.tiny_model import VOCABULARY
+
+FREE_ROWS = {1: 1.0, 32: 1.0}
+"""Seconds of steps by rows, if a row costs nothing: every draft pays."""
+
+
+def eager(draft_model: DraftModel | None = None) -> AdaptiveSpeculator:
+    """A speculator that always finds that drafts pay."""
+    return AdaptiveSpeculator(StepCosts(FREE_ROWS), draft_model)
+
+
+@dataclass
+class Foresight:
+    """Drafts of the tokens that will come, with some of them wrong.
+
+    Args:
+        known: whole token sequences by sequence id; of others it proposes random tokens.
+        drawn: whether drafts say that they were drawn, from a distribution that has them with any probability.
+    """
+
+    known: Mapping[int, list[int]]
+    seed: int
+    drawn: bool = False
+    proposed: int = 0
+    recorded: int = 0
+    forgotten: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)  # noqa: S311
+
+    def propose(self, chunks: list[Chunk], room: int, reserve: Callable[[Sequence, int], int]) -> dict[int, Draft]:
+        """See `Speculator`; now and then for chunks that cannot have one too, and longer than there is room."""
+        drafts = {}
+        for chunk in chunks:
+            sequence = chunk.sequence
+            if sequence.pooled or self._random.random() < 0.2:
+                continue
+            coming = self.known.get(sequence.id, [])[sequence.num_tokens :]
+            length = self._random.randint(1, 12)
+            tokens = (coming + [self._random.randrange(VOCABULARY) for _ in range(length)])[:length]
+            wrong = self._random.randrange(2 * length)
+            if wrong < length:
+                tokens[wrong] = self._random.randrange(VOCABULARY)
+            probabilities = self._distributions(tokens) if self.drawn and sequence.params.temperature else None
+            drafts[sequence.id] = Draft("foresight", tuple(tokens), probabilities)
+            self.proposed += length
+        return drafts
+
+    def wants_step(self, chunks: list[Chunk]) -> bool:
+        """See `Speculator`."""
+        return self._random.random() < 0.5
+
+    def record(self, chunks: list[Chunk], seconds: float) -> None:
+        """See `Speculator`."""
+        assert seconds > 0
+        self.recorded += 1
+
+    def forget(self, sequence_id: int) -> None:
+        """See `Speculator`."""
+        self.forgotten.add(sequence_id)
+
+    def _distributions(self, tokens: list[int]) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+        rows = np.full((len(tokens), VOCABULARY), 0.1, dtype=np.float32)
+        rows[np.arange(len(tokens)), tokens] = self._random.choice([0.1, 50.0])
+        rows /= rows.sum(axis=1, keepdims=True)
+        return rows
