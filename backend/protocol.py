@@ -20,7 +20,11 @@ _LONGEST_QUOTED_NAME = 64
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 EncodingFormat = Literal["float", "base64"]
-_CHOICES: dict[str, tuple[str, ...]] = {"role": get_args(Role), "encoding_format": get_args(EncodingFormat)}
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "role": get_args(Role),
+    "encoding_format": get_args(EncodingFormat),
+    "type": ("content",),
+}
 
 
 class StreamOptions(msgspec.Struct):
@@ -83,6 +87,13 @@ class CommonFields(msgspec.Struct, kw_only=True):
         return bool(self.structured_outputs) or any(value is not None for value in guided)
 
 
+class Prediction(msgspec.Struct):
+    """OpenAI's ``prediction``: text that most of the answer is expected to be."""
+
+    type: Literal["content"]
+    content: str | list[dict[str, Any]]
+
+
 class ChatRequest(CommonFields, kw_only=True):
     """Body of ``POST /v1/chat/completions``."""
 
@@ -98,6 +109,7 @@ class ChatRequest(CommonFields, kw_only=True):
     """The form of ``tools`` that OpenAI has deprecated, as ``function_call`` is that of ``tool_choice``."""
     function_call: str | dict[str, Any] | None = None
     modalities: list[str] | None = None
+    prediction: Prediction | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -160,7 +172,6 @@ _STANDARD_WITHOUT_EFFECT = frozenset(
         "metadata",
         "mm_processor_kwargs",
         "moderation",
-        "prediction",
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",

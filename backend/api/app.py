@@ -15,6 +15,7 @@ from backend.api.prefix_store import open_prefixes
 from backend.api.server_state import STATE, ServerState
 from backend.api.traces import begin_trace, end_trace
 from backend.engine.config import EngineConfig
+from backend.engine.step import Speculator
 from backend.errors import RequestError
 from backend.model import ServedModel
 from prefix_store.peers.protocol import PATH as BLOCKS_PATH
@@ -25,10 +26,19 @@ logger = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def create_app(model: ServedModel, engine_config: EngineConfig, tracing: Tracing = NO_TRACING) -> web.Application:
-    """The application; its engine starts and stops with it."""
+def create_app(
+    model: ServedModel,
+    engine_config: EngineConfig,
+    tracing: Tracing = NO_TRACING,
+    speculator: Speculator | None = None,
+) -> web.Application:
+    """The application; its engine starts and stops with it.
+
+    Args:
+        speculator: proposes drafts to the engine; None: none are verified.
+    """
     app = web.Application(middlewares=[_answer_errors], client_max_size=MAX_BODY_BYTES)
-    app[STATE] = ServerState(model, engine_config, tracing)
+    app[STATE] = ServerState(model, engine_config, tracing, speculator)
     app.cleanup_ctx.append(_run_engine)
     app.add_routes(
         [

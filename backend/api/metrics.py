@@ -48,6 +48,16 @@ _LEVELS = {
 """Gauges, and the field of ``EngineStats`` that each shows."""
 
 
+_OF_DRAFTS = {
+    "drafts": ("drafts", "Drafts that steps verified."),
+    "draft_tokens": ("proposed_tokens", "Tokens of the drafts that steps verified."),
+    "accepted_draft_tokens": ("accepted_tokens", "Tokens of drafts that became part of an answer."),
+    "draft_step_seconds": ("seconds", "Time of the steps that verified drafts."),
+    "draft_plain_seconds": ("plain_seconds", "Estimated time for the tokens of these steps without drafts."),
+}
+"""Counters by method, and the field of ``DraftCounts`` that each shows."""
+
+
 class _EngineCollector(Collector):
     """Exports the latest ``EngineStats`` at each scrape, so that a step need not update every metric."""
 
@@ -59,6 +69,11 @@ class _EngineCollector(Collector):
             yield CounterMetricFamily(f"keepgate_backend_{name}", help_text, getattr(self.stats, name))
         for name, (field, help_text) in _LEVELS.items():
             yield GaugeMetricFamily(f"keepgate_backend_{name}", help_text, getattr(self.stats, field))
+        for name, (field, help_text) in _OF_DRAFTS.items():
+            counter = CounterMetricFamily(f"keepgate_backend_{name}", help_text, labels=["method"])
+            for method, counts in self.stats.drafts.items():
+                counter.add_metric([method], getattr(counts, field))
+            yield counter
 
 
 class Metrics:
@@ -198,6 +213,15 @@ class Metrics:
             },
             "prefix_cache": {"tokens_asked": stats.prefix_cache_queries, "tokens_found": stats.prefix_cache_hits},
             "preemptions": stats.preemptions,
+            "drafts": {
+                method: {
+                    "drafts": counts.drafts,
+                    "proposed_tokens": counts.proposed_tokens,
+                    "accepted_tokens": counts.accepted_tokens,
+                    "speedup": counts.plain_seconds / counts.seconds if counts.seconds else 1.0,
+                }
+                for method, counts in stats.drafts.items()
+            },
         }
 
     def exposition(self) -> bytes:

@@ -11,6 +11,7 @@ from backend.api.metrics import Metrics
 from backend.engine.async_engine import AsyncEngine, StepReport
 from backend.engine.config import EngineConfig
 from backend.engine.engine import Engine
+from backend.engine.step import Speculator
 from backend.model import ServedModel
 from backend.prefixes.sharing import PrefixSharing
 from backend.prefixes.tenants import Tenants
@@ -26,7 +27,9 @@ _MAX_SEQUENCES_PER_REQUEST = 128
 class ServerState:
     """The model, its engine, and what handlers need to use them."""
 
-    def __init__(self, model: ServedModel, engine_config: EngineConfig, tracing: Tracing) -> None:
+    def __init__(
+        self, model: ServedModel, engine_config: EngineConfig, tracing: Tracing, speculator: Speculator | None = None
+    ) -> None:
         self.model = model
         self.tracing = tracing
         max_in_flight = (engine_config.max_batch or model.runner.max_batch) + engine_config.max_waiting
@@ -43,6 +46,7 @@ class ServerState:
             engine_config.shares_prefixes,
             self.prefixes if self.prefix_config is not None else None,
             (lambda key: stored_key(lossy, key)) if lossy is not None else None,
+            speculator,
         )
         self.metrics = Metrics(engine.stats())
         self.engine = AsyncEngine(engine, max_in_flight, self._note_step)

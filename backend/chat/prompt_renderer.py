@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from backend.chat.tools import shortened
 from backend.errors import ContextLengthExceeded, InvalidRequest
 from backend.protocol import Message
 from backend.text.context import Context
-from backend.text.token_ids import check_known
+from backend.text.token_ids import check_known, token_ids
 
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 _SHORTEST = 2
@@ -49,6 +50,11 @@ class PromptRenderer:
         self._template = tokenizer.chat_template
         self._drop_images = drop_images
         self._encoder = None if self._template is None else PromptEncoder(tokenizer.fast, self._template)
+
+    def predicted_ids(self, text: str) -> list[int]:
+        """Token ids of what an answer may be, up to one that the model does not have."""
+        ids = token_ids(self._tokenizer, text, add_special_tokens=False)
+        return list(itertools.takewhile(lambda token_id: token_id < self._vocab_size, ids))
 
     def contains_control_text(self, messages: list[Message]) -> bool:
         """Whether a message has the text of a control token, which makes encoding much slower."""

@@ -181,6 +181,20 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         default=True,
         help="reuse the keys and values of prompts that begin alike (default: yes)",
     )
+    parser.add_argument(
+        "--speculation",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="verify several tokens of an answer in one step where that is faster: text that the prompt has, or that "
+        "the request predicts; answers do not change (default: yes)",
+    )
+    parser.add_argument(
+        "--draft-model",
+        default="",
+        metavar="PATH_OR_ID",
+        help="a smaller model with the same vocabulary that writes what is verified where nothing is found (default: "
+        "none)",
+    )
     add_prefix_arguments(parser)
     parser.add_argument(
         "--chat-template",
@@ -285,6 +299,8 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
         scheduling_policy=arguments.scheduling_policy,
         shares_prefixes=arguments.prefix_sharing,
         threads=arguments.threads or len(os.sched_getaffinity(0)),
+        speculation=arguments.speculation,
+        draft_model=arguments.draft_model,
         prefix_store=prefix_store,
         public_prefixes=tuple(arguments.public_prefix),
         strict_fields=arguments.strict_fields,

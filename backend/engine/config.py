@@ -77,6 +77,12 @@ class EngineConfig:
     batching: Batching = Batching(BatchingMode.CONTINUOUS)
     scheduling_policy: SchedulingPolicy = "priority"
     """Order of the queue: by arrival (fcfs), or by the request's ``priority``, smaller first."""
+    kv_blocks: int | None = None
+    """KV blocks to have, whatever memory they take; None: as many as ``kv_memory`` holds."""
+    speculation: bool = True
+    """Whether a step verifies drafts of the tokens to come, where that is expected to pay."""
+    draft_model: str = ""
+    """Model with the same vocabulary that writes drafts; empty: they are only looked up."""
     shares_prefixes: bool = True
     """Whether sequences use KV blocks that others have computed."""
     threads: int = 1

@@ -96,7 +96,7 @@ class Engine:
         Raises:
             ValueError: prompt and answer cannot fit the KV memory even alone, or the model does not know a token.
         """
-        if max(sequence.tokens, default=0) >= (rows := self.runner.config.vocab_size):
+        if max((*sequence.tokens, *sequence.prediction), default=0) >= (rows := self.runner.config.vocab_size):
             raise ValueError(f"a sequence has a token that is not in the embedding, which has {rows} rows")
         longest = sequence.num_prompt + sequence.params.max_tokens
         most = blocks_at_most(longest, self.runner.config.attention_window, self.scheduler.step_tokens)
@@ -253,10 +253,20 @@ class Engine:
             if not is_out_of_memory(error):
                 raise
             return expired + self._abort_half(launched)
+        generated = self._totals.generated_tokens
         outputs = self._postprocess(launched, result)
         if self._speculator is not None:
-            self._speculator.record(launched.chunks, time.perf_counter() - began)
+            tokens = self._totals.generated_tokens - generated
+            self._record_drafts(self._speculator, launched.chunks, tokens, time.perf_counter() - began)
         return expired + outputs
+
+    def _record_drafts(self, speculator: Speculator, chunks: list[Chunk], tokens: int, seconds: float) -> None:
+        plain = speculator.record(chunks, tokens, seconds)
+        for method in {chunk.draft.method for chunk in chunks if chunk.draft is not None}:
+            # A draft whose sequence failed was not counted.
+            if (counts := self._totals.drafts.get(method)) is not None:
+                counts.seconds += seconds
+                counts.plain_seconds += plain
 
     def _launch(self, now: float) -> InFlightStep | None:
         """Launches the step that is due; None: there is nothing to compute."""

@@ -24,6 +24,10 @@ class DraftCounts:
     drafts: int = 0
     proposed_tokens: int = 0
     accepted_tokens: int = 0
+    seconds: float = 0.0
+    """Of the steps that verified them."""
+    plain_seconds: float = 0.0
+    """Estimated for as many tokens without drafts."""
 
 
 @dataclass(slots=True)

@@ -80,11 +80,15 @@ class Speculator(Protocol):
         """Whether it may have drafts for the step after this one, which is then not launched ahead."""
         ...
 
-    def record(self, chunks: list[Chunk], seconds: float) -> None:
+    def record(self, chunks: list[Chunk], tokens: int, seconds: float) -> float:
         """Notes a step whose tokens the sequences have.
 
         Args:
+            tokens: that it gave.
             seconds: from its launch until now.
+
+        Returns:
+            Estimated seconds for as many tokens without drafts.
         """
         ...
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from backend.chat.output_constraint import OutputConstraintReader
@@ -89,7 +91,16 @@ class ChatRequestReader:
             output_constraint=output_constraint,
             chat=answer,
             ignored=ignored,
+            prediction=self._prediction(request, max_tokens),
         )
+
+    def _prediction(self, request: ChatRequest, max_tokens: int) -> list[int]:
+        """Tokens of what the answer is predicted to be. Only what it begins with matters after a limit."""
+        if request.prediction is None:
+            return []
+        content = request.prediction.content
+        text = content if isinstance(content, str) else "".join(map(_text_of_part, content))
+        return self._renderer.predicted_ids(text)[:max_tokens]
 
     def _max_tokens(self, request: ChatRequest, prompt_tokens: int) -> int:
         older, newer = request.max_tokens, request.max_completion_tokens
@@ -113,6 +124,16 @@ def continues_last_message(request: ChatRequest | TokenizeRequest) -> bool:
             "continue_final_message: expected the last message to be the assistant's", "continue_final_message"
         )
     return True
+
+
+def _text_of_part(part: dict[str, Any]) -> str:
+    """Raises InvalidRequest for a part that is not text."""
+    text = part.get("text")
+    if part.get("type") != "text" or not isinstance(text, str):
+        raise InvalidRequest(
+            "prediction.content: expected a text, or parts of the type 'text' with a text", "prediction.content"
+        )
+    return text
 
 
 def _with_tools(request: ChatRequest) -> ChatRequest:

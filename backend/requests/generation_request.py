@@ -97,12 +97,14 @@ class SequenceFactory:
         output_constraint: OutputConstraint | None = None,
         chat: ChatAnswer | None = None,
         ignored: tuple[str, ...] = (),
+        prediction: list[int] | None = None,
     ) -> GenerationRequest:
         """Checks the fields that chats and completions share, and makes ``n`` sequences for each prompt.
 
         Args:
             prompts: token ids of each prompt.
             continues_text: whether an answer continues the prompt's text, so that its leading space is kept.
+            prediction: tokens that the answers are expected to be; None: nothing is known.
 
         Raises:
             InvalidRequest: names the field.
@@ -125,6 +127,7 @@ class SequenceFactory:
                 _choice_seed(seed, index),
                 constraint=None if output_constraint is None else self._grammars.constraint(output_constraint.grammar),
                 priority=priority,
+                prediction=prediction or (),
             )
             for ids in prompts
             for index in range(n)

@@ -69,6 +69,7 @@ class ResponseBuilder(ABC):
         self._created = int(time.time())
         self._generated = [0] * len(request.sequences)
         self._cached = [0] * len(request.sequences)
+        self._predicted = [(0, 0)] * len(request.sequences)
         # With include_usage every chunk has the field; it is null in all but the last.
         self._chunk_usage: msgspec.UnsetType | None = None if request.include_usage else msgspec.UNSET
 
@@ -91,8 +92,11 @@ class ResponseBuilder(ABC):
     def usage(self) -> Usage:
         """Usage so far."""
         prompt, generated = self._request.prompt_tokens, sum(self._generated)
-        details = PromptTokensDetails(self.cached_tokens)
-        return Usage(prompt, generated, prompt + generated, details, CompletionTokensDetails(self.reasoning_tokens))
+        accepted, rejected = map(sum, zip(*self._predicted, strict=True))
+        completion = CompletionTokensDetails(
+            self.reasoning_tokens, accepted_prediction_tokens=accepted, rejected_prediction_tokens=rejected
+        )
+        return Usage(prompt, generated, prompt + generated, PromptTokensDetails(self.cached_tokens), completion)
 
     @property
     def reasoning_tokens(self) -> int:
@@ -108,6 +112,7 @@ class ResponseBuilder(ABC):
 
     def _count(self, index: int, outputs: list[Output]) -> None:
         self._generated[index] = outputs[-1].num_generated
+        self._predicted[index] = outputs[-1].prediction_tokens
         self._cached[index] = max(self._cached[index], *(output.cached_tokens for output in outputs))
 
     def _prompt_logprobs(self, outputs: list[Output]) -> PromptLogprobs | msgspec.UnsetType:

@@ -125,6 +125,8 @@ def _max_tokens_in_kv(config: ModelConfig, num_blocks: int, max_context: int) ->
 
 
 def _num_blocks(engine: EngineConfig, block_bytes: int) -> int:
+    if engine.kv_blocks is not None:
+        return engine.kv_blocks
     memory = _CPU_KV_MEMORY if engine.kv_memory is None else engine.kv_memory
     if memory < block_bytes:
         raise ModelError(f"--kv-memory: {memory} bytes hold no KV block, expected at least {block_bytes}")

@@ -4,5 +4,5 @@
 in text that is there, `draft_model.py` has a smaller model write them. `step_costs.py` and `acceptance.py` are what the
 choice goes by. How drafts are verified is in `backend.engine`.
 
-Read `speculator.py` first. Uses `engine`.
+Read `speculator.py` first. Uses `checkpoints`, `engine`, `model_loader` and `runners`.
 """

@@ -129,7 +129,7 @@ class AdaptiveSpeculator:
                 return True
         return False
 
-    def record(self, chunks: list[Chunk], seconds: float) -> None:
+    def record(self, chunks: list[Chunk], tokens: int, seconds: float) -> float:
         """See `Speculator`."""
         for chunk in chunks:
             pending = self._pending.pop(chunk.sequence.id, None)
@@ -141,6 +141,9 @@ class AdaptiveSpeculator:
             if alike:
                 self._acceptance[pending.method].record(chunk.sequence.id, pending.quality, accepted, len(alike))
         self._costs.record(sum(chunk.num_rows for chunk in chunks), seconds)
+        plain_tokens = sum(chunk.reaches_end for chunk in chunks)
+        plain = self._costs(sum(chunk.count for chunk in chunks))
+        return plain * tokens / plain_tokens if plain_tokens else plain
 
     def forget(self, sequence_id: int) -> None:
         """See `Speculator`."""

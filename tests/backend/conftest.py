@@ -28,6 +28,7 @@ from backend.api.http_server import listening  # noqa: E402
 from backend.api.server_state import STATE, ServerState  # noqa: E402
 from backend.chat.chat_template import ChatTemplate  # noqa: E402
 from backend.engine.config import EngineConfig  # noqa: E402
+from backend.engine.step import Speculator  # noqa: E402
 from backend.model import ServedModel, load_model  # noqa: E402
 from backend.model_loader.source import ModelSource, resolve_model  # noqa: E402
 from backend.model_loader.weights import ModelWeights, load_weights, read_config  # noqa: E402
@@ -121,13 +122,14 @@ async def start_server(model: ServedModel) -> AsyncIterator[StartServer]:
             send_buffer: int | None = None,
             template: str | None = None,
             tracing: Tracing = NO_TRACING,
+            speculator: Speculator | None = None,
             **limits: Any,
         ) -> Served:
             served = model if runner is None else dataclasses.replace(model, runner=runner)
             if template is not None:
                 tokenizer = dataclasses.replace(served.tokenizer, chat_template=ChatTemplate(template, {}))
                 served = dataclasses.replace(served, tokenizer=tokenizer)
-            app = create_app(served, dataclasses.replace(ENGINE, **limits), tracing)
+            app = create_app(served, dataclasses.replace(ENGINE, **limits), tracing, speculator)
             sock = socket.create_server(("127.0.0.1", 0))
             if send_buffer is not None:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)

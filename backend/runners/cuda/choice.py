@@ -62,7 +62,7 @@ def choose_cuda(
         runner = CudaRunner(
             config,
             weights,
-            None,
+            engine.kv_blocks,
             max_context,
             engine.max_batch or CUDA_BATCH,
             dtype,

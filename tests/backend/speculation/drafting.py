@@ -65,10 +65,12 @@ class Foresight:
         """See `Speculator`."""
         return self._random.random() < 0.5
 
-    def record(self, chunks: list[Chunk], seconds: float) -> None:
+    def record(self, chunks: list[Chunk], tokens: int, seconds: float) -> float:
         """See `Speculator`."""
         assert seconds > 0
+        assert tokens >= 0
         self.recorded += 1
+        return seconds
 
     def forget(self, sequence_id: int) -> None:
         """See `Speculator`."""
