@@ -21,6 +21,7 @@ from backend.quantized_weights.names import CALIBRATED_QUANTIZATIONS, Quantizati
 
 if TYPE_CHECKING:
     from backend.quantization.selection.summary import Summary
+    from backend.runners.parallel.runner import ParallelRunner
 
 _NEARLY_LOSSLESS: tuple[Quantization, ...] = ("none", "int8")
 _NEARLY_LOSSLESS_ON_CUDA: tuple[Quantization, ...] = (*_NEARLY_LOSSLESS, "fp8")
@@ -43,6 +44,8 @@ class ServedModel:
     """Longest prompt plus answer, in tokens."""
     directory: Path
     """With the files of which it was made."""
+    parallel: ParallelRunner | None = None
+    """``runner``, where it has other processes; they end with its ``close``."""
 
 
 def load_part(
@@ -131,7 +134,7 @@ def _load_parallel(
     longest = _longest_context(runner, engine, wanted)
     if longest < wanted:
         progress(f"the KV memory holds {longest} tokens, so that is the longest context")
-    return ServedModel(source.name, config, tokenizer, runner, quantization, longest, source.directory)
+    return ServedModel(source.name, config, tokenizer, runner, quantization, longest, source.directory, runner)
 
 
 def _refuse_to_round_again(directory: Path, quantization: Quantization) -> None:

@@ -15,7 +15,7 @@ from backend.api.server_state import STATE
 from backend.api.traces import record_answer, record_prompt, trace_of
 from backend.chat.grammar import GrammarConstraint
 from backend.chat.output_constraint import OutputConstraint
-from backend.engine.async_engine import NOT_RUNNING, Generation
+from backend.engine.async_engine import Generation
 from backend.engine.output_processor import Output
 from backend.engine.sequence import FinishReason, Sequence
 from backend.errors import DeadlineExceeded, GenerationFailed, InvalidRequest, Unavailable
@@ -84,10 +84,10 @@ class OutputStream:
             case FinishReason.EXPIRED:
                 raise DeadlineExceeded(output.error or "the request's deadline passed")
             case FinishReason.SHED:
-                raise Unavailable(output.error or NOT_RUNNING)
+                raise Unavailable(output.error or self._state.engine.unavailable_because)
             case FinishReason.FAILED:
                 if not self._state.engine.alive:
-                    raise Unavailable(NOT_RUNNING)
+                    raise Unavailable(self._state.engine.unavailable_because)
                 raise GenerationFailed(output.error or "the engine failed while it worked on this request; try again")
 
     def _raise_if_constraint_failed(self, output_constraint: OutputConstraint, sequence: Sequence) -> None:

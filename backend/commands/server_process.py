@@ -13,9 +13,8 @@ import signal
 import socket
 import sys
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -28,9 +27,6 @@ from backend.runners.warm_up import warm_up
 from prefix_store.store.config import StoreConfig
 from telemetry.tracing.opening import open_tracing
 from telemetry.tracing.span import Tracing
-
-if TYPE_CHECKING:
-    from backend.runners.parallel.ranks import RankProcesses
 
 _PR_SET_PDEATHSIG = 1
 _PARENT_CHECK_SECONDS = 0.5
@@ -73,26 +69,12 @@ def serve(
         source = dataclasses.replace(resolve_model(model_name, progress), chat_template=chat_template)
         model = load_model(source, engine, progress)
         progress("warming up")
-        with _closing_ranks(model) as ranks:
+        with contextlib.closing(model.parallel) if model.parallel is not None else contextlib.nullcontext():
             warm_up(model.runner, model.tokenizer.token_bytes, model.max_context)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 traces = open_tracing("keepgate-engine", endpoint=traces_endpoint, file=traces_file)
                 watched = parent if exit_with_parent else None
-                runner.run(_serve(traces, model, engine, sock, watched, ranks, progress, announce))
-
-
-@contextlib.contextmanager
-def _closing_ranks(model: ServedModel) -> Iterator[RankProcesses | None]:
-    """The other processes that compute a model, which end at the end; None: there are none."""
-    from backend.runners.parallel.runner import ParallelRunner
-
-    if not isinstance(model.runner, ParallelRunner):
-        yield None
-        return
-    try:
-        yield model.runner.ranks
-    finally:
-        model.runner.close()
+                runner.run(_serve(traces, model, engine, sock, watched, progress, announce))
 
 
 async def _serve(
@@ -101,7 +83,6 @@ async def _serve(
     engine: EngineConfig,
     sock: socket.socket,
     parent: int | None,
-    ranks: RankProcesses | None,
     progress: Progress,
     announce: Callable[[str, str], None],
 ) -> None:
@@ -129,8 +110,8 @@ async def _serve(
             app[STATE].engine.mark_lost(f"the engine has lost a part of itself: {message}")
             loop.call_later(_LOST_SECONDS, stop.set)
 
-        if ranks is not None:
-            ranks.on_failure(functools.partial(_call_on, loop, lose))
+        if model.parallel is not None:
+            model.parallel.ranks.on_failure(functools.partial(_call_on, loop, lose))
         await stop.wait()
         if watcher is not None:
             watcher.cancel()

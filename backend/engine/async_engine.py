@@ -16,7 +16,7 @@ from backend.engine.engine import Engine
 from backend.engine.output_processor import Output
 from backend.engine.sequence import FinishReason, Sequence
 from backend.engine.stats import EngineStats, StepTimings
-from backend.errors import QueueFull, Unavailable
+from backend.errors import EngineLost, QueueFull, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -199,6 +199,9 @@ class AsyncEngine:
             if working and self.engine.has_work:
                 self._unchecked = True
                 outputs, timings = self.engine.step(), self.engine.timings
+        except EngineLost as error:
+            logger.error("the requests are ended with an error: %s", error)
+            outputs, failed = self.engine.fail_all(), True
         except Exception:
             # An error in a step concerns the whole batch.
             logger.exception("a step failed; its requests are ended with an error")

@@ -54,10 +54,8 @@ class ModelPart:
     @property
     def title(self) -> str:
         """For messages, such as ``rank 3 (stage 2 of 2, part 2 of 2)``."""
-        return (
-            f"rank {self.rank} (stage {self.stage + 1} of {self.stages}, part {self.tensor_rank + 1} "
-            f"of {self.tensor_ranks})"
-        )
+        places = [("stage", self.stage, self.stages), ("part", self.tensor_rank, self.tensor_ranks)]
+        return f"rank {self.rank} ({', '.join(f'{what} {at + 1} of {of}' for what, at, of in places if of > 1)})"
 
     def config(self, config: ModelConfig) -> ModelConfig:
         """The model as its layers see it: their own numbers of layers, heads and inner features."""

@@ -55,6 +55,7 @@ def describe(model: ServedModel, stats: EngineStats, lossy_codec: str | None) ->
             "held": stats.held_blocks,
             "tokens_per_block": BLOCK_SIZE,
         },
+        "parallel": None if model.parallel is None else model.parallel.described(),
         "feasible_batch": {
             str(length): min(
                 stats.max_batch,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -138,6 +139,24 @@ class ParallelRunner:
             raise EngineLost(str(self.ranks.failure)) from error
         assert output is not None  # noqa: S101 - this is rank 0
         return output
+
+    def described(self) -> dict[str, Any]:
+        """The division, and what each rank has, for ``GET /v1/model/info``."""
+        pids = {0: os.getpid(), **self.ranks.pids}
+        return {
+            "tensor": self.parts[0].tensor_ranks,
+            "pipeline": self.parts[0].stages,
+            "ranks": [
+                {
+                    "rank": part.rank,
+                    "pid": pids[part.rank],
+                    "layers": [part.layers.start, part.layers.stop],
+                    "heads": [part.heads.start, part.heads.stop],
+                    "kv_heads": [part.kv_heads.start, part.kv_heads.stop],
+                }
+                for part in self.parts
+            ],
+        }
 
     def close(self) -> None:
         """Ends the other ranks and waits for them; no step may be running."""

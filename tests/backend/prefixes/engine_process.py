@@ -113,6 +113,12 @@ class EngineProcess:
         self._process.kill()
         self._process.communicate()
 
+    def wait(self, seconds: float) -> int:
+        """Return its exit status once it has ended by itself. Raises subprocess.TimeoutExpired."""
+        assert self._process is not None
+        self._process.communicate(timeout=seconds)
+        return self._process.returncode
+
     def stop(self) -> int | None:
         """End it as an operator does; a frozen one, or one that does not end, is killed. Returns its exit status."""
         if self._process is None or self._process.returncode is not None:

@@ -51,7 +51,7 @@ def packed(request: pytest.FixtureRequest, floats: Path, tmp_path_factory: pytes
         if isinstance(linear, IntLinear) and number == 1:
             linear = replace(linear, order=torch.randperm(linear.shape[1]).to(torch.int32))
         layers[name] = linear
-    directory = tmp_path_factory.mktemp("packed") / request.param
+    directory: Path = tmp_path_factory.mktemp("packed") / request.param
     write_checkpoint(directory, floats, layers)
     return directory
 
