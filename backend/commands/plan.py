@@ -9,21 +9,31 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import get_args
 
-from backend.commands.argument_types import memory_size
+from backend.commands.argument_types import memory_size, positive
 from backend.commands.command_line import Parser, exit_on_broken_pipe, ignore_broken_pipe, run_command
 from backend.engine.model_runner import BLOCK_SIZE
 from backend.models.config import KvDtype, ModelConfig
 from backend.models.hf_config import read_hf_config
 from backend.models.json_file import read_json_object
+from backend.models.partition import ModelPart, part_bytes, partition
 from backend.models.sizes import PRECISIONS, Precision, count_parameters, kv_bytes_per_token, weight_bytes
 
 _KV_COLUMNS: dict[str, Precision] = {"2 bytes": "bfloat16", "4 bytes": "float32"}
 """Columns of the table, and a precision of weights for which keys and values have that size."""
+_RANGES = {
+    "layers": "layers",
+    "heads": "heads",
+    "kv_heads": "KV heads",
+    "inner_features": "MLP features",
+    "vocabulary": "vocabulary",
+}
+"""Columns of the table of ranks, by field."""
 _SHORTEST = 512
 _GIB = 2**30
 
@@ -40,6 +50,24 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Rank:
+    """What one process has. Ranges are [first, end)."""
+
+    rank: int
+    layers: tuple[int, int]
+    heads: tuple[int, int]
+    kv_heads: tuple[int, int]
+    """Several ranks may have the same one; its keys and values are in memory once."""
+    inner_features: tuple[int, int]
+    """Of each MLP; of experts, of each of them, if all layers have them."""
+    vocabulary: tuple[int, int]
+    """Rows of the embedding and of the head, where the rank has these."""
+    weight_bytes: dict[Precision, int]
+    kv_bytes_per_token: dict[Precision, int]
+    """Keys and values that the rank writes, by the weights' precision."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """Memory of a model and the batches that fit. Sizes are in bytes."""
 
@@ -48,6 +76,7 @@ class Plan:
     memory: int
     parameters: int
     weight_bytes: dict[Precision, int]
+    """Of all ranks together."""
     kv_dtype: KvDtype
     kv_bytes_per_token: dict[Precision, int]
     """By the weights' precision."""
@@ -56,12 +85,37 @@ class Plan:
     tied_head_bytes: int | None
     """Additional bytes of 16-bit weights on a CPU, which stores a tied head beside the embedding."""
     rows: tuple[Row, ...]
+    kv_blocks: dict[Precision, int]
+    """Blocks of 16 tokens that fit beside the weights, by the weights' precision."""
+    ranks: tuple[Rank, ...]
+    """Empty for one process."""
+    tied_in_stages: bool
+    """Whether embedding and head are the same weights, and in different stages."""
+    replicated_bytes: dict[Precision, int]
+    """Weights that are in memory more often than in one process, by the weights' precision."""
 
 
-def make_plan(model: str, config: ModelConfig, memory: int, kv_dtype: KvDtype = "auto") -> Plan:
-    """Plans for sequences of powers of two, up to the longest that the model takes."""
+def make_plan(
+    model: str,
+    config: ModelConfig,
+    memory: int,
+    kv_dtype: KvDtype = "auto",
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+) -> Plan:
+    """Plans for sequences of powers of two, up to the longest that the model takes.
+
+    Args:
+        memory: of the device; of the host, where several processes share it.
+
+    Raises:
+        ModelError: the model cannot be divided among so many ranks.
+    """
     parameters = count_parameters(config)
-    needed = {precision: weight_bytes(parameters, precision) for precision in PRECISIONS}
+    whole = {precision: weight_bytes(parameters, precision) for precision in PRECISIONS}
+    parts = partition(config, tensor_parallel, pipeline_parallel)
+    ranks = tuple(_rank(config, part, kv_dtype) for part in parts) if len(parts) > 1 else ()
+    needed = {name: sum(rank.weight_bytes[name] for rank in ranks) for name in PRECISIONS} if ranks else whole
     per_token = {precision: kv_bytes_per_token(config, precision, kv_dtype) for precision in PRECISIONS}
     longest = config.max_position_embeddings
     lengths = [_SHORTEST << power for power in range(32) if _SHORTEST << power < longest] + [longest]
@@ -79,9 +133,32 @@ def make_plan(model: str, config: ModelConfig, memory: int, kv_dtype: KvDtype = 
         kv_dtype,
         per_token,
         config.features_beyond_llama(),
-        2 * parameters.embedding if parameters.tied and not config.features_beyond_llama() else None,
+        2 * parameters.embedding if parameters.tied and not config.features_beyond_llama() and not ranks else None,
         tuple(rows),
+        {name: max(0, memory - needed[name]) // (BLOCK_SIZE * per_token[name]) for name in PRECISIONS},
+        ranks,
+        parameters.tied and pipeline_parallel > 1,
+        {name: needed[name] - whole[name] for name in PRECISIONS},
     )
+
+
+def _rank(config: ModelConfig, part: ModelPart, kv_dtype: KvDtype) -> Rank:
+    own = part.config(config)
+    features = part.expert_intermediate if config.experts and not config.experts.dense_layers else part.intermediate
+    return Rank(
+        rank=part.rank,
+        layers=_ends(part.layers),
+        heads=_ends(part.heads),
+        kv_heads=_ends(part.kv_heads),
+        inner_features=_ends(features),
+        vocabulary=_ends(part.vocabulary),
+        weight_bytes={name: part_bytes(config, part, name) for name in PRECISIONS},
+        kv_bytes_per_token={name: kv_bytes_per_token(own, name, kv_dtype) for name in PRECISIONS},
+    )
+
+
+def _ends(of: range) -> tuple[int, int]:
+    return of.start, of.stop
 
 
 def read_model(name: str) -> tuple[str, ModelConfig]:
@@ -130,8 +207,39 @@ def as_text(plan: Plan) -> str:
         sizes = "".join(f"{_size(row.kv_bytes[name]):>12}" for name in columns.values())
         counts = "".join(f"{row.batch[name] or '-':>10}" for name in PRECISIONS)
         lines.append(f"{row.tokens:<10}{sizes}{counts}")
+    if plan.ranks:
+        lines += ["", *_rank_lines(plan)]
     lines += ["", *_notes(plan)]
     return "\n".join(lines)
+
+
+def _rank_lines(plan: Plan) -> list[str]:
+    """What each rank has, the blocks that they share, and what is there more than once."""
+    head = f"{'rank':<6}" + "".join(f"{name:>14}" for name in _RANGES.values())
+    lines = [f"{len(plan.ranks)} ranks, which share the KV memory", "", head]
+    lines[-1] += "".join(f"{name:>12}" for name in PRECISIONS)
+    for rank in plan.ranks:
+        ranges = "".join(f"{first:>7} - {end - 1:<4}" for first, end in (getattr(rank, name) for name in _RANGES))
+        lines.append(
+            f"{rank.rank:<6}{ranges}" + "".join(f"{_size(rank.weight_bytes[name]):>12}" for name in PRECISIONS)
+        )
+    width = 6 + 14 * len(_RANGES)
+    for title, cells in (
+        ("in memory more than once", [_size(plan.replicated_bytes[name]) for name in PRECISIONS]),
+        ("KV blocks of 16 tokens", [f"{plan.kv_blocks[name]:,}" for name in PRECISIONS]),
+    ):
+        lines.append(f"{title:<{width}}" + "".join(f"{cell:>12}" for cell in cells))
+    return [*lines, "", *_replication_notes(plan)]
+
+
+def _replication_notes(plan: Plan) -> list[str]:
+    notes = ["Every rank of a stage has the norms, and the routers of experts."]
+    shared = Counter((rank.layers, head) for rank in plan.ranks for head in range(*rank.kv_heads))
+    if most := max(shared.values()) - 1:
+        notes.append(f"Up to {most + 1} ranks have the projections of the same KV head; its blocks are there once.")
+    if plan.tied_in_stages:
+        notes.append("The first stage has the embedding and the last one the head, although they are the same weights.")
+    return notes
 
 
 def _kv_line(plan: Plan) -> str:
@@ -151,7 +259,12 @@ def _notes(plan: Plan) -> list[str]:
         notes.append(
             f"On a CPU 16-bit weights take {_size(plan.tied_head_bytes)} more: the tied head is stored on its own."
         )
-    if plan.features_beyond_llama:
+    if plan.ranks:
+        notes += [
+            "Ranks compute with torch, in float32, and so are keys and values, unless --dtype says bfloat16.",
+            "Each process takes 0.4 GiB of libraries in addition, of which most is shared.",
+        ]
+    elif plan.features_beyond_llama:
         notes += [
             f"On a CPU torch computes this model, which has {', '.join(plan.features_beyond_llama)}:",
             "in float32, and so are its keys and values, unless --dtype says bfloat16.",
@@ -188,11 +301,22 @@ def _plan(words: Sequence[str]) -> None:
         help="how keys and values are stored; auto is as computed: two bytes a number with 16-bit and quantised "
         "weights, four with float32 (%(default)s)",
     )
+    for name, what in (("tensor", "processes that divide each layer"), ("pipeline", "stages of layers")):
+        parser.add_argument(
+            f"--{name}-parallel", type=positive, metavar="N", default=1, help=f"{what} (default: %(default)s)"
+        )
     parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
     arguments = parser.parse_args(words)
     ignore_broken_pipe()  # while a hub is asked
     name, config = read_model(arguments.model)
-    plan = make_plan(name, config, arguments.memory, arguments.kv_dtype)
+    plan = make_plan(
+        name,
+        config,
+        arguments.memory,
+        arguments.kv_dtype,
+        arguments.tensor_parallel,
+        arguments.pipeline_parallel,
+    )
     exit_on_broken_pipe()
     print(json.dumps(asdict(plan), indent=2) if arguments.json else as_text(plan))
 

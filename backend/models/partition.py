@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from backend.errors import ModelError
 from backend.models.config import ModelConfig
-from backend.models.sizes import count_parameters
+from backend.models.sizes import Precision, count_parameters, weight_bytes
 
 _UNITS = (128, 64, 32, 16, 8, 4, 2)
 """Inner features of an MLP are divided in multiples of these: the most common sizes of groups that share a scale."""
@@ -76,6 +76,12 @@ class ModelPart:
             # Which must not change when the heads or their number do.
             attention_scale=config.attention_scale or config.head_dim**-0.5,
         )
+
+
+def part_bytes(config: ModelConfig, part: ModelPart, precision: Precision) -> int:
+    """Bytes of one rank's weights, with what other ranks have too."""
+    parameters = count_parameters(replace(part.config(config), vocab_size=len(part.vocabulary)))
+    return weight_bytes(parameters, precision, has_embedding=part.is_first, has_head=part.is_last)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,12 +53,16 @@ def count_parameters(config: ModelConfig) -> Parameters:
     return Parameters(layers, embedding, config.tie_word_embeddings, norms_and_biases + hidden)
 
 
-def weight_bytes(parameters: Parameters, precision: Precision) -> int:
+def weight_bytes(
+    parameters: Parameters, precision: Precision, *, has_embedding: bool = True, has_head: bool = True
+) -> int:
     """Bytes of all weights; the embedding, norms and biases have at least 16 bits."""
     in_floats = max(16, _BITS[precision])
-    one = parameters.tied and _HEAD_BITS[precision] == in_floats
-    bits = parameters.layers * _BITS[precision] + (parameters.embedding + parameters.norms_and_biases) * in_floats
-    bits += 0 if one else parameters.embedding * _HEAD_BITS[precision]
+    bits = parameters.layers * _BITS[precision] + parameters.norms_and_biases * in_floats
+    if has_embedding:
+        bits += parameters.embedding * in_floats
+    if has_head and not (has_embedding and parameters.tied and _HEAD_BITS[precision] == in_floats):
+        bits += parameters.embedding * _HEAD_BITS[precision]
     return int(bits / 8)
 
 

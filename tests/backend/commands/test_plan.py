@@ -17,10 +17,13 @@ from safetensors import safe_open
 
 from backend.commands.plan import as_text, make_plan
 from backend.engine.config import ComputeDtype, EngineConfig
+from backend.model import load_part
+from backend.model_loader.linears import linears
 from backend.model_loader.source import ModelSource
-from backend.model_loader.weights import ModelWeights
+from backend.model_loader.weights import ModelWeights, read_config
 from backend.models.config import KvDtype, ModelConfig
 from backend.models.hf_config import read_hf_config
+from backend.models.partition import partition
 from backend.models.sizes import Precision, count_parameters, kv_bytes_per_token, weight_bytes
 from backend.runners.choice import choose_runner
 from backend.runners.fused.huge_pages import Arena
@@ -242,3 +245,47 @@ async def test_a_closed_pipe_ends_the_command_by_sigpipe(tmp_path: Path) -> None
         os.close(writer)
         _, err = await process.communicate()
         assert (process.returncode, err) == (-signal.SIGPIPE, b"")
+
+
+def test_the_plan_of_ranks_adds_up() -> None:
+    """Llama 2 70B on 16 ranks: each KV head is in two of them, and all else that is planned is what one process has."""
+    config = read_hf_config(SEVENTY, "config.json")
+    whole, divided = make_plan("llama", config, 320 * 2**30), make_plan("llama", config, 320 * 2**30, "auto", 16)
+    assert [rank.heads for rank in divided.ranks] == [(4 * rank, 4 * rank + 4) for rank in range(16)]
+    assert [rank.kv_heads for rank in divided.ranks] == [(rank // 2, rank // 2 + 1) for rank in range(16)]
+    kv_projections, norms = 2 * 2 * 80 * 8 * 128 * 8192, 15 * 2 * (2 * 80 + 1) * 8192
+    assert divided.replicated_bytes["bfloat16"] == kv_projections + norms
+    assert divided.weight_bytes["bfloat16"] == whole.weight_bytes["bfloat16"] + kv_projections + norms
+    assert divided.kv_bytes_per_token == whole.kv_bytes_per_token
+    left = 320 * 2**30 - divided.weight_bytes["bfloat16"]
+    assert divided.kv_blocks["bfloat16"] == left // (16 * whole.kv_bytes_per_token["bfloat16"])
+    text = as_text(divided)
+    assert "16 ranks, which share the KV memory" in text
+    assert "Up to 2 ranks have the projections of the same KV head" in text
+
+
+@pytest.mark.parametrize(("tensor", "stages"), [(2, 1), (1, 3), (2, 2)])
+def test_the_planned_weights_of_a_rank_are_what_it_loads(tensor: int, stages: int, source: ModelSource) -> None:
+    """Each rank of the bundled model has as many bytes of weights as planned, in the files' 32 bits."""
+    config = read_config(source.directory)
+    plan = make_plan("m", config, 2**30, "auto", tensor, stages)
+    assert plan.tied_in_stages == (stages > 1)
+    for part, rank in zip(partition(config, tensor, stages), plan.ranks, strict=True):
+        weights, _ = load_part(source.directory, config, part, "none")
+        numbers = sum(math.prod(weight.shape) for weight in linears(weights).values())
+        numbers += 2 * len(part.layers) * config.hidden_size + config.hidden_size
+        numbers += weights.embedding.numel() if part.is_first or part.is_last else 0
+        assert rank.weight_bytes["float32"] == 4 * numbers
+        assert (rank.layers, rank.vocabulary) == tuple((of.start, of.stop) for of in (part.layers, part.vocabulary))
+
+
+async def test_the_command_plans_ranks(tmp_path: Path) -> None:
+    """The command prints a row for each rank, and refuses a division that there is not."""
+    (tmp_path / "config.json").write_text(json.dumps(SEVENTY))
+    words = (str(tmp_path), "--memory", "320GiB")
+    status, out, err = await command(*words, "--tensor-parallel", "2", "--pipeline-parallel", "2", "--json")
+    assert (status, err) == (0, "")
+    assert [rank["layers"] for rank in json.loads(out)["ranks"]] == [[0, 40], [0, 40], [40, 80], [40, 80]]
+    status, _, err = await command(*words, "--pipeline-parallel", "81")
+    assert (status, err.count("\n")) == (1, 1)
+    assert "--pipeline-parallel 81: this model has 80 layers, expected at most as many stages" in err
