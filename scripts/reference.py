@@ -79,7 +79,8 @@ def gateway_metrics() -> str:
 
 def backend_metrics() -> str:
     """Every metric of the engine; those of its prefix store appear once it has one."""
-    zeros: dict[str, Any] = {field.name: 0 for field in dataclasses.fields(EngineStats)}
+    counted = [field for field in dataclasses.fields(EngineStats) if field.default_factory is dataclasses.MISSING]
+    zeros: dict[str, Any] = dict.fromkeys((field.name for field in counted), 0)
     registry = Metrics(EngineStats(**zeros)).registry
     return _metrics_table((m.name, m.type, m.documentation) for m in registry.collect())
 

@@ -24,6 +24,8 @@ from backend.errors import EngineLost
 from backend.model import ServedModel, load_model
 from backend.model_loader.source import resolve_model
 from backend.runners.warm_up import warm_up
+from backend.speculation.opening import open_speculator
+from backend.speculation.speculator import AdaptiveSpeculator
 from prefix_store.store.config import StoreConfig
 from telemetry.tracing.opening import open_tracing
 from telemetry.tracing.span import Tracing
@@ -71,16 +73,18 @@ def serve(
         progress("warming up")
         with contextlib.closing(model.parallel) if model.parallel is not None else contextlib.nullcontext():
             warm_up(model.runner, model.tokenizer.token_bytes, model.max_context)
+            speculator = open_speculator(model, engine, progress)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 traces = open_tracing("keepgate-engine", endpoint=traces_endpoint, file=traces_file)
                 watched = parent if exit_with_parent else None
-                runner.run(_serve(traces, model, engine, sock, watched, progress, announce))
+                runner.run(_serve(traces, model, engine, speculator, sock, watched, progress, announce))
 
 
 async def _serve(
     traces: AbstractAsyncContextManager[Tracing],
     model: ServedModel,
     engine: EngineConfig,
+    speculator: AdaptiveSpeculator | None,
     sock: socket.socket,
     parent: int | None,
     progress: Progress,
@@ -98,7 +102,10 @@ async def _serve(
     address, port = sock.getsockname()[:2]
     url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
     engine = dataclasses.replace(engine, prefix_store=_prefix_store(model, engine, url, progress))
-    async with traces as tracing, listening(app := create_app(model, engine, tracing), sock, _SHUTDOWN_SECONDS):
+    async with (
+        traces as tracing,
+        listening(app := create_app(model, engine, tracing, speculator), sock, _SHUTDOWN_SECONDS),
+    ):
         announce(url, model.name)
         progress(f"serving {model.name} with {model.runner.name} on {url}")
         watcher = asyncio.create_task(_watch_parent(parent, stop)) if parent is not None else None

@@ -41,13 +41,15 @@ class StepCosts:
     def record(self, rows: int, seconds: float) -> None:
         """Notes what a step took."""
         ratio = seconds / self(rows)
-        # What takes ten times as long was interrupted, and says nothing of its rows.
-        if not 0.1 < ratio < 10.0 or rows > _MOST_ROWS:
+        if rows > _MOST_ROWS:
             return
-        self._pace *= 1 + _WEIGHT * (ratio - 1)
+        # A step that took much longer was interrupted, which says little of its rows.
+        ratio = min(max(ratio, 0.5), 2.0)
+        drift = 1 + _WEIGHT * (ratio - 1)
+        self._pace *= drift
         size = _size(rows)
         before = self._means.get(size, float(self._by_rows[size]))
-        self._means[size] = before + _WEIGHT * (seconds / self._pace - before)
+        self._means[size] = before * (1 + _WEIGHT * (ratio / drift - 1))
         self._by_rows = self._interpolated()
 
     def __call__(self, rows: int) -> float:
@@ -55,9 +57,9 @@ class StepCosts:
         return self._pace * float(self._by_rows[min(rows, _MOST_ROWS)])
 
     def _interpolated(self) -> npt.NDArray[np.float64]:
-        """Relative seconds by rows, from 0 on; never falling."""
+        """Relative seconds by rows, from 0 on; never falling, for fewer rows take no longer than more did."""
         sizes = np.array(sorted(self._means))
-        means = np.maximum.accumulate(np.array([self._means[size] for size in sizes]))
+        means = np.minimum.accumulate(np.array([self._means[size] for size in sizes])[::-1])[::-1]
         by_rows = np.interp(np.arange(_MOST_ROWS + 1), sizes, means)
         if len(sizes) > 1:
             last = sizes[-1]
