@@ -43,6 +43,8 @@ class BackendSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         None
     )
     threads: Count = None
+    tensor_parallel: Count = None
+    pipeline_parallel: Count = None
     speculation: Annotated[bool | None, Meta(description="true or false")] = None
     draft_model: Annotated[Annotated[str, Meta(min_length=1)] | None, Meta(description="text that is not empty")] = None
     prefix_sharing: Annotated[bool | None, Meta(description="true or false")] = None

@@ -194,13 +194,15 @@ def _value(values: Any, path: Path) -> Any:
 
 
 def _nearest(path: Path) -> Path | None:
-    """The setting that was probably meant: near in spelling, or of the same name elsewhere."""
+    """The setting that was probably meant: of the same name in no group, near in spelling, or of the same name."""
     try:
         siblings = [each.name for each in msgspec.structs.fields(_struct_at(path[:-1]))]
     except (StopIteration, TypeError, IndexError):
         siblings = []
     known = {".".join(known): known for known in paths(Settings)}
     same_name = [name for name, known_path in known.items() if known_path[-1] == path[-1]]
+    if path[-1] in known:
+        return known[path[-1]]
     if len(path) > 1 and (near := difflib.get_close_matches(path[-1], siblings, n=1)):
         return (*path[:-1], near[0])
     near = same_name or difflib.get_close_matches(".".join(path), known, n=1)
