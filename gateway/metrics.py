@@ -131,6 +131,10 @@ redis_unreadable = _counter(
     "reason",
 )
 upstream_tokens = _counter("upstream_tokens", "Tokens that upstreams reported for computed answers.", "kind")
+predictions = _counter("predictions", "Answers computed with a stored answer as prediction.", "source")
+prediction_tokens = _counter(
+    "prediction_tokens", "Tokens of such predictions, by whether the answer has them.", "source", "outcome"
+)
 upstream_prompt_tokens = _counter(
     "upstream_prompt_tokens", "Prompt tokens of answers whose upstream reports cached prompt tokens.", "upstream"
 )

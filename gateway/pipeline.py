@@ -128,5 +128,5 @@ class Pipeline:
         """Serve an exact hit. A stale one is revalidated in the background (RFC 5861, section 3)."""
         await self._admissions.hit(inference.caller)
         if hit.stale and not inference.cache_control.accepts(hit):
-            self._single_flight.revalidate(inference, key, hit.entry)
+            self._single_flight.revalidate(inference, key, hit)
         return await self._replay.answer(request, inference, hit)

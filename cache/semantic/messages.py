@@ -43,28 +43,31 @@ class LookupReply(msgspec.Struct, frozen=True, array_like=True):
     """The reply to `LookupRequest`. `query` is its number, for the answer that may follow.
 
     `similarity` is that of the nearest question, `risk` the probability that its answer is wrong; both are None where
-    nobody knows.
+    nobody knows. `entry` is an answer to that question that may go to who asks, computed at `created` (Unix seconds);
+    "" for none.
     """
 
     query: int
     similarity: float | None = None
     risk: float | None = None
+    entry: str = ""
+    created: float = 0.0
 
 
 class LookupHit(LookupReply, frozen=True, array_like=True, tag="found", kw_only=True):
-    """The answer of `entry` may be served, if it is the one that was computed at `created`, Unix seconds.
+    """The answer of `entry` may be served, if it is the one that was computed at `created`.
 
     With `audit`, the upstream is to be asked all the same.
     """
 
     layer: Layer
-    entry: str
-    created: float
     audit: bool
 
 
 class LookupMiss(LookupReply, frozen=True, array_like=True, tag="not found"):
-    """No answer may be served. `guard` is the name of the one that refused the nearest neighbour's, or ""."""
+    """No answer may be served: that of `entry` may be like it, and no more. `guard` is the name of the one that refused
+    the nearest neighbour's, or "".
+    """
 
     guard: str = ""
 

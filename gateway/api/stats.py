@@ -61,6 +61,7 @@ async def collect(cache: ExactCache, semantic: SemanticLookup) -> dict[str, Any]
         "saved": _saved(totals),
         "layers": layers,
         "prefix": _prefill(totals),
+        "predictions": _predictions(totals),
         "conversations": _unreadable(totals, "conversation"),
     }
 
@@ -78,6 +79,20 @@ def _prefill(totals: "_Totals") -> dict[str, Any]:
         **_prefix_tokens(totals, {}),
         "upstreams": {upstream: _prefix_tokens(totals, {"upstream": upstream}) for upstream in upstreams},
     }
+
+
+def _predictions(totals: "_Totals") -> dict[str, Any]:
+    """Answers that were computed with a stored one as prediction, and what became of its tokens, by source."""
+
+    def counts(labels: Mapping[str, str]) -> dict[str, int]:
+        accepted, rejected = (
+            int(totals.sum("prediction_tokens", {**labels, "outcome": outcome})) for outcome in ("accepted", "rejected")
+        )
+        answers = int(totals.sum("predictions", labels))
+        return {"answers": answers, "accepted_tokens": accepted, "rejected_tokens": rejected}
+
+    sources = sorted(totals.labels("predictions", "source"))
+    return {**counts({}), "sources": {source: counts({"source": source}) for source in sources}}
 
 
 def _prefix_tokens(totals: "_Totals", labels: Mapping[str, str]) -> dict[str, Any]:

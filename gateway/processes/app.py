@@ -63,6 +63,7 @@ from gateway.proxy.flight import FlightTable
 from gateway.proxy.lookup import Lookup
 from gateway.proxy.metering.accounting import Accounting
 from gateway.proxy.metering.admissions import Admissions
+from gateway.proxy.predictions.drafts import Drafts
 from gateway.proxy.prompt_caches.planner import PromptCachePlanner
 from gateway.proxy.relay import Relay
 from gateway.proxy.replay import Replay
@@ -276,6 +277,7 @@ async def _use(server: HttpServer, settings: Settings, parts: Parts) -> None:
             router,
             settings.cache,
             _prompt_caches(settings, router),
+            Drafts(parts.cache, router) if settings.cache.predictions else None,
             parts.upstreams.table,
             parts.upstreams.views,
             accounting,

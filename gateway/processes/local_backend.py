@@ -102,7 +102,9 @@ class LocalUpstream:
 
     def on_ready(self, url: str, model: str) -> None:
         settings = self._gateway.settings
-        server = UpstreamSettings(url=url, name=_LABEL, price_per_hour=settings.costs.backend_per_hour)
+        server = UpstreamSettings(
+            url=url, name=_LABEL, price_per_hour=settings.costs.backend_per_hour, predictions=True
+        )
         upstream = Upstream(
             url,
             self._gateway.connections,

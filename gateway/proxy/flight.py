@@ -35,6 +35,7 @@ from gateway.http.response_writer import ResponseWriter
 from gateway.http.sse import NotAnEvent, splitter_of
 from gateway.proxy.deadlines import outlasts, wait_until
 from gateway.proxy.inference_request import USAGE_OF_STREAMS
+from gateway.proxy.predictions.usage import PredictionTokens, without_prediction_tokens
 from gateway.proxy.recorder import Recording, has_usage_alone, record_response, recorder_of
 from gateway.surfaces.openai import CHAT
 from gateway.surfaces.registry import BY_FAMILY
@@ -139,6 +140,11 @@ class Flight:
     share: MachineShare | None = field(init=False, default=None)
     model: str | None = field(init=False, default=None)
     """Which model answers: a fallback, or the one that was asked for."""
+    prediction: str = field(init=False, default="")
+    """Where the prediction came from that the gateway has sent along; "" where it has sent none. It is set before the
+    answer begins, and what became of it is withheld from clients.
+    """
+    prediction_tokens: PredictionTokens = field(init=False, default=PredictionTokens())
     span: Span = field(init=False, default=NO_SPAN)
     """Of the request to the upstream."""
     charge: Charge | None = field(init=False, default=None)
@@ -220,6 +226,8 @@ class Flight:
             async with asyncio.timeout(None) as rest:
                 while data := await answer.chunk():
                     for event in splitter.feed(data):
+                        if self.prediction:
+                            event = self._without_prediction(event)
                         if self.oversized:
                             splitter.check(event)
                             is_usage = self.asks_usage and has_usage_alone(event)
@@ -264,7 +272,16 @@ class Flight:
         self.complete = True
         if self.status == 200 and not self.oversized:
             body = b"".join(self._chunks)
+            if self.prediction:  # nobody reads a JSON text that can be held before it is whole
+                body = self._without_prediction(body)
+                self._chunks = [body]
             await self._record(functools.partial(record_response, self.form, self.content_type, body, self.choices))
+
+    def _without_prediction(self, text: bytes) -> bytes:
+        shown, tokens = without_prediction_tokens(text)
+        if tokens is not None:
+            self.prediction_tokens = tokens
+        return shown
 
     async def _record(self, finish: Callable[[], Recording]) -> None:
         try:

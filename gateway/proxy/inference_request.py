@@ -142,22 +142,22 @@ class InferenceRequest:
             return []
         if self.headers.get(PRIORITY_HEADER) != "batch" or "priority" in self.asked.fields:
             return []
-        body = _with_field(plain.body, b'"priority":%d' % self.priority)
+        body = with_field(plain.body, b'"priority":%d' % self.priority)
         return [replace(plain, body=body, needs="priority", lacking=lambda _, error: b"priority" in error)]
 
     def _translated(self, ask_usage: bool) -> list[Attempt]:
         fields = self.asked.chat_fields
         target, own = _TARGETS[self.asked.path], bearer(self.headers)
 
-        def attempt(sent: Json, mark: str = "") -> Attempt:
+        def attempt(sent: Json, *marks: str) -> Attempt:
             body = _encode(sent)
-            return Attempt(self.asked.path, body, target, own=own, dropped=OTHER_HEADERS, mark=mark)
+            return Attempt(self.asked.path, body, target, own=own, dropped=OTHER_HEADERS, marks=marks)
 
         def attempts(sent: Json) -> list[Attempt]:
             """With the client's breakpoints for prompt caching, and without for upstreams that refuse them."""
             marked = attempt(sent, CACHE_CONTROL)
             if marked.body is None or b'"cache_control"' not in marked.body:
-                return [replace(marked, mark="")]
+                return [replace(marked, marks=())]
             return [marked, attempt(without_breakpoints(sent))]
 
         if not self.stream:
@@ -180,7 +180,7 @@ def _asking_for_usage(attempt: Attempt) -> Attempt:
     return replace(attempt, needs=USAGE_OF_STREAMS, lacking=lambda _, error: b"stream_options" in error)
 
 
-def _with_field(body: bytes, field: bytes) -> bytes:
+def with_field(body: bytes, field: bytes) -> bytes:
     """The object `body`, which is not empty, with one more field before the others. All its bytes stay."""
     start = body.index(b"{") + 1
     return b"%s%s,%s" % (body[:start], field, body[start:])
@@ -189,7 +189,7 @@ def _with_field(body: bytes, field: bytes) -> bytes:
 def _body_with_usage(inference: InferenceRequest) -> bytes:
     """The body of a stream's request that asks for usage. All bytes of the client's stay, unless they have options."""
     if "stream_options" not in inference.asked.fields:
-        return _with_field(inference.body, b'"stream_options":{"include_usage":true}')
+        return with_field(inference.body, b'"stream_options":{"include_usage":true}')
     fields = _decode(inference.body)
     fields["stream_options"] = {**(fields["stream_options"] or {}), "include_usage": True}
     return _encode(fields)

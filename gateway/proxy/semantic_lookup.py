@@ -213,7 +213,7 @@ class SemanticLookup:
 
     def _check(self, ask: LookupRequest, reply: LookupReply) -> None:
         """Raises StoreUnavailable for an entry of another tenant: the service has failed, and its reply is not used."""
-        if isinstance(reply, LookupHit) and namespace_of(reply.entry) not in (namespace_of(ask.key), *self._published):
+        if reply.entry and namespace_of(reply.entry) not in (namespace_of(ask.key), *self._published):
             raise StoreUnavailable("the semantic cache: an entry of another tenant")
 
     async def _fetch(self, client: SemanticClient, found: LookupHit) -> Hit | None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cache.entries.entry import Entry
 from cache.entries.key import Key
-from cache.entries.outcomes import Bypass, Outcome
+from cache.entries.outcomes import Bypass, Hit, Outcome
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
 from gateway import metrics
@@ -16,6 +16,8 @@ from gateway.proxy.flight import Flight, FlightTable
 from gateway.proxy.inference_request import USAGE_OF_STREAMS, InferenceRequest
 from gateway.proxy.lookup import ASKING_FOR_NEW
 from gateway.proxy.metering.accounting import Accounting
+from gateway.proxy.predictions.attempts import with_prediction
+from gateway.proxy.predictions.drafts import Drafts
 from gateway.proxy.prompt_caches.planner import PromptCachePlanner
 from gateway.proxy.recorder import Recording
 from gateway.proxy.semantic_lookup import SemanticLookup, SemanticQuery
@@ -34,7 +36,7 @@ from gateway.telemetry.tracing import call_attributes, operation_of, server_attr
 from gateway.tenants.admission import UNLIMITED, Admission
 from gateway.tenants.credentials import NAMESPACE_HEADER
 from gateway.tenants.policies import writes_cache
-from gateway.upstreams.upstream import REUSE_HEADER, UpstreamResponse
+from gateway.upstreams.upstream import PREDICTION, REUSE_HEADER, UpstreamResponse
 from telemetry.tracing.timed import untimed
 
 
@@ -49,11 +51,12 @@ class SingleFlight:
         router: Router,
         settings: CacheSettings,
         prompt_caches: PromptCachePlanner | None,
+        drafts: Drafts | None,
         routing: RoutingTable,
         views: PrefixViews,
         accounting: Accounting,
     ) -> None:
-        """Without `prompt_caches` no request is marked."""
+        """Without `prompt_caches` no request is marked, and without `drafts` none has a prediction."""
         self._table = routing
         self._views = views
         self._accounting = accounting
@@ -63,6 +66,7 @@ class SingleFlight:
         self._router = router
         self._settings = settings
         self._prompt_caches = prompt_caches
+        self._drafts = drafts
 
     def in_flight(
         self, inference: InferenceRequest, key: Key, outcome: Outcome, deadline: float | None
@@ -102,7 +106,7 @@ class SingleFlight:
         if isinstance(outcome, Bypass):
             # A bypass shares no flight; the answer to a request for a new one is stored all the same.
             keeps = outcome.reason in ASKING_FOR_NEW
-            return self._start_flight(inference, key, None, query, admission, deadline, keeps=keeps), False
+            return self._start_flight(inference, key, None, outcome, query, admission, deadline, keeps=keeps), False
         if flight := self.in_flight(inference, key, outcome, deadline):
             known = {tag.name for tag in flight.tags}
             flight.tags += self._cache.tagged(name for name in inference.tags if name not in known)
@@ -114,14 +118,17 @@ class SingleFlight:
         is_asked = inference.include_usage or (self._settings.ask_usage and self._router.none_lacks(USAGE_OF_STREAMS))
         may_lack_usage = inference.stream and not is_asked
         name = without_usage if may_lack_usage else with_usage
-        return self._start_flight(inference, key, name, query, admission, deadline), False
+        return self._start_flight(inference, key, name, outcome, query, admission, deadline), False
 
-    def revalidate(self, inference: InferenceRequest, key: Key, stale: Entry) -> None:
+    def revalidate(self, inference: InferenceRequest, key: Key, stale: Hit) -> None:
         """Compute the answer again in the background, unless a flight is computing it. It keeps the entry's tags."""
         names = _flight_keys(inference, key)
-        inference = replace(inference, tags=(*dict.fromkeys((*inference.tags, *(tag.name for tag in stale.tags))),))
+        inference = replace(
+            inference, tags=(*dict.fromkeys((*inference.tags, *(tag.name for tag in stale.entry.tags))),)
+        )
         if not self._find(names, inference, key):
-            self._start_flight(inference, key, names[1], self._semantic.unsent_query(inference)).background = True
+            query = self._semantic.unsent_query(inference)
+            self._start_flight(inference, key, names[1], stale, query).background = True
 
     def audit(self, inference: InferenceRequest, key: Key, query: SemanticQuery) -> None:
         """Compute in the background the answer that a semantic hit replaced, to compare the two.
@@ -130,15 +137,16 @@ class SingleFlight:
         """
         query.audit = False
         names = _flight_keys(inference, key)
-        if not self._find(names, inference, key):
+        if query.hit is not None and not self._find(names, inference, key):
             metrics.semantic_audits.inc()
-            self._start_flight(inference, key, names[1], query).background = True
+            self._start_flight(inference, key, names[1], query.hit, query).background = True
 
     def _start_flight(
         self,
         inference: InferenceRequest,
         key: Key,
         name: str | None,
+        outcome: Outcome,
         query: SemanticQuery,
         admission: Admission = UNLIMITED,
         deadline: float | None = None,
@@ -154,7 +162,7 @@ class SingleFlight:
             self._cache.tagged(inference.tags),
             self._cache.purges,
         )
-        self._flights.start(flight, self._compute(inference, key, flight, query, admission, keeps), name)
+        self._flights.start(flight, self._compute(inference, key, flight, outcome, query, admission, keeps), name)
         return flight
 
     def _own_headers(self, inference: InferenceRequest, flight: Flight) -> Mapping[str, str]:
@@ -186,6 +194,7 @@ class SingleFlight:
         inference: InferenceRequest,
         key: Key,
         flight: Flight,
+        outcome: Outcome,
         query: SemanticQuery,
         admission: Admission,
         keeps: bool,
@@ -196,6 +205,12 @@ class SingleFlight:
             attempts = inference.attempts(self._settings.ask_usage)
             if self._prompt_caches is not None:
                 attempts = self._prompt_caches.marked(attempts, key.namespace, inference.model)
+            draft = None
+            if self._drafts is not None and self._drafts.are_taken(inference):
+                with flight.span.span("cache.draft"):
+                    draft = await self._drafts.find(inference, key, outcome, query)
+            if draft is not None:
+                attempts = with_prediction(attempts, draft.text)
             with flight.span.span("route.prefix"):
                 prefix = await self._prefix(inference, key)
             call = RouteCall(
@@ -215,7 +230,10 @@ class SingleFlight:
                     for model in inference.fallbacks
                 ],
             )
-            return await self._router.request(call)
+            answer = await self._router.request(call)
+            if draft is not None and answer.attempt is not None and PREDICTION in answer.attempt.marks:
+                flight.prediction = draft.source
+            return answer
 
         try:
             await flight.run(request())  # whose faults are the flight's
@@ -311,6 +329,10 @@ def _count(flight: Flight) -> None:
         prompt_tokens, completion_tokens = flight.recording.usage or (0, 0)
         metrics.upstream_tokens.labels("prompt").inc(prompt_tokens)
         metrics.upstream_tokens.labels("completion").inc(completion_tokens)
+        if flight.prediction:
+            metrics.predictions.labels(flight.prediction).inc()
+            for outcome, tokens in flight.prediction_tokens._asdict().items():
+                metrics.prediction_tokens.labels(flight.prediction, outcome).inc(tokens)
         if flight.recording.prompt_cache is not None:
             read, written = flight.recording.prompt_cache
             metrics.upstream_prompt_tokens.labels(flight.upstream).inc(prompt_tokens)

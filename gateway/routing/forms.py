@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 
-from gateway.upstreams.upstream import Attempt, Upstream, UpstreamResponse
+from gateway.upstreams.upstream import PREDICTION, Attempt, Upstream, UpstreamResponse
 
 _MAX_ERROR_BYTES = 2**20
 _OK = 200
@@ -14,9 +14,13 @@ Send = Callable[[Attempt], Awaitable[UpstreamResponse]]
 
 
 def possible(upstream: Upstream, attempts: Sequence[Attempt]) -> Sequence[Attempt]:
-    """The attempts for which the upstream is not known to lack something."""
+    """The attempts for which the upstream is not known to lack something. One with a prediction is for upstreams whose
+    settings say that they take them.
+    """
+    if not upstream.settings.predictions:
+        attempts = [a for a in attempts if PREDICTION not in a.marks]
     lacks = upstream.lacks
-    return [a for a in attempts if a.needs not in lacks and a.mark not in lacks] if lacks else attempts
+    return [a for a in attempts if a.needs not in lacks and lacks.isdisjoint(a.marks)] if lacks else attempts
 
 
 async def first_possible(
@@ -26,16 +30,16 @@ async def first_possible(
 
     With `keeps_error` the answer to the last attempt is given, whatever it says.
     """
-    lacking: list[str] = []
+    lacking: set[str] = set()
     for attempt in attempts:
-        if attempt.needs in lacking or attempt.mark in lacking:
+        if attempt.needs in lacking or not lacking.isdisjoint(attempt.marks):
             continue
         answer = await send(attempt)
         with contextlib.ExitStack() as ending:
             ending.enter_context(answer)
             is_kept = keeps_error and attempt is attempts[-1]
             if not is_kept and (missing := await _missing(answer, attempt)):
-                lacking.append(missing)
+                lacking.add(missing)
                 continue
             ending.pop_all()
         # Where every attempt fails, the request was at fault: an error that quotes all of it says nothing of a field.
@@ -48,9 +52,10 @@ async def first_possible(
 
 async def _missing(answer: UpstreamResponse, attempt: Attempt) -> str:
     """What the upstream lacks for this attempt, from its answer; "" for nothing."""
-    if answer.status not in _LACKING or (attempt.lacking is None and not attempt.mark):
+    if answer.status not in _LACKING or (attempt.lacking is None and not attempt.marks):
         return ""
     error = await answer.peek(_MAX_ERROR_BYTES)
-    if attempt.mark and attempt.mark.encode() in error:
-        return attempt.mark
+    for mark in attempt.marks:
+        if mark.encode() in error:
+            return mark
     return attempt.needs if attempt.lacking is not None and attempt.lacking(answer.status, error) else ""

@@ -65,6 +65,11 @@ class CacheSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Whether upstreams are asked for the usage of streams whose clients do not ask (`stream_options.include_usage`).
     Then the answer also serves clients who do, and it is withheld from the others. If false, bodies are never changed.
     """
+    predictions: Flag = True
+    """Whether stored answers that are not served are sent to upstreams as what the answer may be, from which an engine
+    that verifies them computes the same answer in fewer steps: to the in-repo backend, and to upstreams with
+    `predictions: true`.
+    """
     max_answer: PositiveSizeField = PositiveSize(8 * 2**20)
     """The longest answer that is stored."""
 

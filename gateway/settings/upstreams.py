@@ -48,6 +48,11 @@ class UpstreamSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Requests that wait when `max_requests` are under way; further ones get 429."""
     health_path: Annotated[Annotated[str, Meta(pattern="^/")] | None, Meta(description="a path such as /health")] = None
     """What an active health check asks for; by default /v1/models."""
+    predictions: Flag = False
+    """Whether requests for chat completions may carry a stored answer as OpenAI's `prediction`: the older answer to the
+    same request, or that to a similar question. For servers that use it and bill nothing for it; OpenAI bills what of
+    it is not in the answer. The in-repo backend takes them, unless `cache.predictions` is false.
+    """
     kv_events: Annotated[
         Annotated[str, Meta(pattern=r"^tcp://[^/\s]+:\d+$")] | None,
         Meta(description="an address such as tcp://gpu-1:5557"),

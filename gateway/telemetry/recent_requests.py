@@ -45,6 +45,10 @@ class RecentRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     first_byte: float | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    prediction: str = ""
+    """Which stored answer the upstream was sent as prediction: stale or neighbour."""
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
     cost: float | None = None
     saving: float | None = None
     error: str = ""
@@ -52,6 +56,19 @@ class RecentRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Seconds by part, of a request with `x-keepgate-profile`."""
 
 
+_COPIED = (
+    "status",
+    "cache",
+    "layer",
+    "stream",
+    "key",
+    "namespace",
+    "prompt_tokens",
+    "completion_tokens",
+    "prediction",
+    "accepted_prediction_tokens",
+    "rejected_prediction_tokens",
+)
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(RecentRequest).decode
 
@@ -105,10 +122,7 @@ def _told(record: RequestRecord, ended: float) -> RecentRequest:
     def short(text: str) -> str:
         return text[:_MAX_TEXT]
 
-    fields: dict[str, Any] = {
-        name: getattr(record, name)
-        for name in ("status", "cache", "layer", "stream", "key", "namespace", "prompt_tokens", "completion_tokens")
-    }
+    fields: dict[str, Any] = {name: getattr(record, name) for name in _COPIED}
     return RecentRequest(
         time=round(ended, 3),
         id=record.request_id,

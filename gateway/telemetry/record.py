@@ -56,6 +56,10 @@ class RequestRecord(msgspec.Struct):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    prediction: str = ""
+    """Which stored answer the upstream was sent as prediction: stale or neighbour."""
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
     cost: float | None = None
     """In US dollars."""
     saving: float | None = None

@@ -32,6 +32,9 @@ _TOLD = (
     "prompt_tokens",
     "cached_tokens",
     "completion_tokens",
+    "prediction",
+    "accepted_prediction_tokens",
+    "rejected_prediction_tokens",
     "bytes",
     "error",
 )

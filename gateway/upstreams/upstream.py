@@ -43,6 +43,8 @@ HOP_BY_HOP = frozenset(
 PRIORITY_HEADER = "x-keepgate-priority"
 # Whether the prompt is likely to be the prefix of another one.
 REUSE_HEADER = "x-keepgate-reuse"
+# The field of what an answer is predicted to be, in chat completions.
+PREDICTION = "prediction"
 # The seconds that are left for a whole answer.
 TIMEOUT_HEADER = "x-request-timeout"
 
@@ -88,7 +90,7 @@ class Attempt:
 
     `needs` names what an upstream must have for it ("" for nothing), and `lacking` tells from the status and the body
     of an error whether it has not. `own` are headers that replace the client's, `dropped` those that are not sent, in
-    lower case. `mark` names a field in the body that is for the upstream's prompt cache and that it may refuse, if any.
+    lower case. `marks` names fields in the body that change no answer and that the upstream may refuse.
     """
 
     path: str
@@ -98,7 +100,7 @@ class Attempt:
     lacking: Callable[[int, bytes], bool] | None = None
     own: Mapping[str, str] = field(default_factory=lambda: NO_HEADERS)
     dropped: frozenset[str] = frozenset()
-    mark: str = ""
+    marks: tuple[str, ...] = ()
 
 
 def end_to_end(headers: Mapping[str, str], dropped: frozenset[str]) -> CIMultiDict[str]:

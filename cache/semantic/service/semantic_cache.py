@@ -112,8 +112,11 @@ class SemanticCache:
         if guard:
             self.figures.count_refusal(guard)
         if not decision.serve or evidence is None or place is None:
-            similarity = near[0].similarity if near else None
-            return LookupMiss(number, similarity, decision.risk if evidence else None, guard)
+            risk = decision.risk if evidence else None
+            if not near:
+                return LookupMiss(number, None, risk, guard=guard)
+            record, similarity = near[0]
+            return LookupMiss(number, similarity, risk, record.entry, record.created, guard)
         self.figures.count("served" if ask.serve else "observed")
         if ask.serve:
             self._note(ServedAnswer(ask.key, entry, time.monotonic(), evidence, decision))

@@ -189,6 +189,18 @@ class PrefixReuse(PrefixFigures, kw_only=True):
     upstreams: dict[str, PrefixFigures]
 
 
+class PredictionFigures(Struct, kw_only=True):
+    """Answers that were computed with a stored one as prediction, and how many tokens of it were in them, or not."""
+
+    answers: Count
+    accepted_tokens: Count
+    rejected_tokens: Count
+
+
+class Predictions(PredictionFigures, kw_only=True):
+    sources: dict[str, PredictionFigures]
+
+
 class CacheStats(Struct, kw_only=True):
     """Counts are since the start of this host's processes, those of `windows` of all that share the Redis."""
 
@@ -198,6 +210,7 @@ class CacheStats(Struct, kw_only=True):
     saved: Saved
     layers: Layers
     prefix: PrefixReuse
+    predictions: Predictions
     conversations: UnreadableRecords
     windows: dict[str, Window]
     by: Breakdown | UnsetType = UNSET

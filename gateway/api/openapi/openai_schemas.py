@@ -82,6 +82,9 @@ class ChatFields(SamplingFields, kw_only=True):
     functions: list[Object] | None = None
     function_call: str | Object | None = None
     modalities: list[str] | None = None
+    prediction: (
+        Annotated[Object, Meta(description="What the answer may be, as {type: content, content: TEXT}.")] | None
+    ) = None
     chat_template_kwargs: Object | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -34,6 +34,9 @@ def describe_flight(record: RequestRecord, flight: Flight, joined: bool) -> None
     record.upstream = flight.upstream
     if joined:
         record.layer, record.saved_seconds = "flight", flight.seconds
+    elif flight.prediction:
+        record.prediction = flight.prediction
+        record.accepted_prediction_tokens, record.rejected_prediction_tokens = flight.prediction_tokens
     if flight.error is not None:
         record.error = flight.error.label
     if flight.charge is not None:

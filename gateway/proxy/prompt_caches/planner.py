@@ -59,7 +59,7 @@ class PromptCachePlanner:
                 tried.add(attempt.family)
                 body = self._marked_body(attempt.family, attempt.body, mark, namespace, model)
                 if body is not None:
-                    made.append(replace(attempt, body=body, mark=mark))
+                    made.append(replace(attempt, body=body, marks=(*attempt.marks, mark)))
             made.append(attempt)
         return made
 

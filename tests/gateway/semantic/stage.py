@@ -7,9 +7,12 @@ from typing import Any, Literal
 import msgspec
 
 from cache.semantic.embedding.encoder import Encoder
+from cache.semantic.policy.policy import Decision, Evidence
+from cache.semantic.policy.threshold import ThresholdPolicy
 from cache.semantic.service.config import Config
 from cache.semantic.service.service import Service, open_service
 from gateway.settings.cache import SemanticSettings
+from gateway.settings.upstreams import UpstreamSettings
 from gateway.upstreams.mock import MockUpstream
 from tests.gateway.client import DEADLINE, Client
 from tests.gateway.conftest import Stage
@@ -20,6 +23,13 @@ AGAIN = "How can I reset my password?"
 ANSWER = "Open the settings, choose Security, and click Reset password."
 # Serves every answer of this similarity: these tests are about what happens then.
 SERVES_ALL: dict[str, Any] = {"policy": "threshold", "threshold": 0.6}
+
+
+class AuditsAll(ThresholdPolicy):
+    """Audits every hit."""
+
+    def decide(self, evidence: Evidence | None, max_risk: float = 1.0, compares: bool = False) -> Decision:
+        return super().decide(evidence, max_risk, compares=True)
 
 
 class SemanticStage:
@@ -52,7 +62,7 @@ class SemanticStage:
 
     async def gateway(
         self,
-        upstream: MockUpstream,
+        upstream: MockUpstream | UpstreamSettings,
         *,
         redis: str = "",
         mode: Literal["observe", "on"] = "on",

@@ -17,8 +17,6 @@ import xxhash
 from cache.entries.key import namespace_for
 from cache.semantic.embedding.encoder import Encoder, Vectors
 from cache.semantic.messages import AnswerStored, LookupHit, LookupMiss, LookupRequest
-from cache.semantic.policy.policy import Decision, Evidence
-from cache.semantic.policy.threshold import ThresholdPolicy
 from cache.semantic.service.records import Record
 from cache.semantic.service.service import _log
 from cache.stores.encryption import NoEncryption
@@ -34,6 +32,7 @@ from tests.gateway.semantic.stage import (
     ANSWER,
     ASKED,
     SERVES_ALL,
+    AuditsAll,
     SemanticStage,
     entries,
     figure,
@@ -347,18 +346,11 @@ async def test_an_answer_too_old_for_the_client_is_not_rejected_by_it(
     assert await figure(client, "labels_from_user") == 0
 
 
-class _AuditsAll(ThresholdPolicy):
-    """Audits every hit."""
-
-    def decide(self, evidence: Evidence | None, max_risk: float = 1.0, compares: bool = False) -> Decision:
-        return super().decide(evidence, max_risk, compares=True)
-
-
 async def test_only_if_cached_is_not_forwarded_even_to_be_audited(
     semantic: SemanticStage, mock: MockUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request with only-if-cached leads to no upstream call for an audit."""
-    monkeypatch.setattr("cache.semantic.service.service.ThresholdPolicy", _AuditsAll)
+    monkeypatch.setattr("cache.semantic.service.service.ThresholdPolicy", AuditsAll)
     client = await semantic.gateway(mock)
     await client.post(chat(ASKED))
     await until_known(client, 1)
@@ -372,7 +364,7 @@ async def test_an_audited_answer_gives_no_second_label_by_a_rejection(
     semantic: SemanticStage, mock: MockUpstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A served answer that was audited and then rejected gives one label."""
-    monkeypatch.setattr("cache.semantic.service.service.ThresholdPolicy", _AuditsAll)
+    monkeypatch.setattr("cache.semantic.service.service.ThresholdPolicy", AuditsAll)
     client = await semantic.gateway(mock)
     await client.post(chat(ASKED))
     await until_known(client, 1)

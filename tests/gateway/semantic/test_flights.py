@@ -22,6 +22,7 @@ from tests.gateway.semantic.stage import (
     ANSWER,
     ASKED,
     SERVES_ALL,
+    AuditsAll,
     SemanticStage,
     figure,
     until_figure,
@@ -213,18 +214,11 @@ async def test_a_stream_with_usage_shares_the_lookup_and_needs_usage(
     assert await figure(client, "asked") == asked + 1
 
 
-class _AuditsAll(ThresholdPolicy):
-    """Audits every hit."""
-
-    def decide(self, evidence: Evidence | None, max_risk: float = 1.0, compares: bool = False) -> Decision:
-        return super().decide(evidence, max_risk, compares=True)
-
-
 async def test_a_hit_that_many_share_is_audited_once(
     semantic: SemanticStage, mock: MockUpstream, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hit that several requests share is audited once, even if one of them forbids an upstream call."""
-    monkeypatch.setattr("cache.semantic.service.service.ThresholdPolicy", _AuditsAll)
+    monkeypatch.setattr("cache.semantic.service.service.ThresholdPolicy", AuditsAll)
     client = await semantic.gateway(mock)
     await _learned(client)
     before = await client.figure("semantic_audits_total")

@@ -41,7 +41,7 @@ SAID: list[Question | Note] = [
 ]
 REPLIED: list[Reply] = [
     LookupHit(1, 0.9, None, layer="normalized", entry="public.a", created=1.5, audit=False),
-    LookupMiss(2, 0.5, 0.1, "numbers"),
+    LookupMiss(2, 0.5, 0.1, "public.a", 1.5, "numbers"),
     WrongAnswerResult(True, 2),
     Stats({"entries": 1, "policy": {"delta": 0.01}}),
     Refused("no"),
