@@ -268,6 +268,12 @@ def _add_serve_options(parser: argparse.ArgumentParser) -> None:
         "--model", metavar="PATH_OR_ID", help="a folder, a .gguf file or a hub id (SmolLM2-135M-Instruct)"
     )
     engine.add_argument(
+        "--replicas",
+        metavar="N",
+        dest="backend.replicas",
+        help="backends side by side; prompts go to the one that has computed their beginning (1)",
+    )
+    engine.add_argument(
         "--quantization",
         metavar="{none,auto,int8,int4,fp8,nf4,gptq-int4,awq-int4,mixed}",
         dest="backend.quantization",

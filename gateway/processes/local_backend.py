@@ -42,11 +42,20 @@ def require_backend() -> None:
 
 
 class LocalBackend:
-    """Keeps one backend running. Calls `on_ready` with its URL and model when it is ready, `on_gone` when it ends."""
+    """Keeps one backend running. Calls `on_ready` with its URL and model when it is ready, `on_gone` when it ends.
+
+    `title` names it in the log.
+    """
 
     def __init__(
-        self, model: str, backend: BackendSettings, on_ready: Callable[[str, str], None], on_gone: Callable[[], None]
+        self,
+        model: str,
+        backend: BackendSettings,
+        on_ready: Callable[[str, str], None],
+        on_gone: Callable[[], None],
+        title: str = "the backend",
     ) -> None:
+        self._title = title
         self._variables = {}
         if backend.prefix_index is not None and masked(backend.prefix_index) != backend.prefix_index:
             # Every user of the machine can read command lines.
@@ -71,10 +80,10 @@ class LocalBackend:
         while True:
             ready, status = await self._run_once()
             if not self._was_ready:
-                reason = "" if status in _EXIT_CONFIG_ERROR else f"the backend could not start: it {_ended(status)}"
+                reason = "" if status in _EXIT_CONFIG_ERROR else f"{self._title} could not start: it {_ended(status)}"
                 raise BackendFailed(reason)
             pause = _FIRST_PAUSE if ready else min(pause * 2, _MAX_PAUSE)
-            log.error("the backend %s; starting it again in %g s", _ended(status), pause)
+            log.error("%s %s; starting it again in %g s", self._title, _ended(status), pause)
             await asyncio.sleep(pause)
 
     async def _run_once(self) -> tuple[bool, int]:
@@ -94,16 +103,17 @@ class LocalBackend:
 
 
 class LocalUpstream:
-    """Adds the local backend to the gateway's router when it is ready, and removes it when it ends."""
+    """Adds a local backend to the gateway's router when it is ready, and removes it when it ends."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, label: str) -> None:
         self._gateway = gateway
+        self._label = label
         self._current: Upstream | None = None
 
     def on_ready(self, url: str, model: str) -> None:
         settings = self._gateway.settings
         server = UpstreamSettings(
-            url=url, name=_LABEL, price_per_hour=settings.costs.backend_per_hour, predictions=True
+            url=url, name=self._label, price_per_hour=settings.costs.backend_per_hour, predictions=True
         )
         upstream = Upstream(
             url,
@@ -121,6 +131,20 @@ class LocalUpstream:
         if self._current is not None:
             self._gateway.router.remove(self._current)
             self._current = None
+
+
+class LocalUpstreams:
+    """The same for each of some replicas, by number from 0."""
+
+    def __init__(self, gateway: Gateway, replicas: int) -> None:
+        labels = [_LABEL] if replicas == 1 else [f"{_LABEL} {number + 1}" for number in range(replicas)]
+        self._places = [LocalUpstream(gateway, label) for label in labels]
+
+    def on_ready(self, replica: int, url: str, model: str) -> None:
+        self._places[replica].on_ready(url, model)
+
+    def on_gone(self, replica: int) -> None:
+        self._places[replica].on_gone()
 
 
 def _ready_event(line: bytes) -> dict[str, str] | None:

@@ -20,7 +20,7 @@ from gateway import __version__
 from gateway.http.background_tasks import background_tasks
 from gateway.processes.app import Gateway, open_gateway
 from gateway.processes.embedded_store import embedded_store
-from gateway.processes.local_backend import BackendFailed, LocalBackend, LocalUpstream, require_backend
+from gateway.processes.local_backend import BackendFailed, LocalBackend, LocalUpstreams, require_backend
 from gateway.processes.reload import Reloader
 from gateway.processes.semantic_service import semantic_service
 from gateway.processes.workers import Backend, Workers
@@ -143,13 +143,14 @@ async def _serve(settings: Settings, make_reloader: MakeReloader, hangups: Hangu
         if settings.upstreams:
             tasks.start(_print_unreachable(gateway))
         else:
-            place = LocalUpstream(gateway)
+            places = LocalUpstreams(gateway, settings.backend.replicas)
 
-            def on_ready(url: str, model: str) -> None:
-                place.on_ready(url, model)
-                _print_ready(gateway.url, model)
+            def on_ready(replica: int, url: str, model: str) -> None:
+                places.on_ready(replica, url, model)
+                _print_ready(settings, gateway.url, model, replica)
 
-            tasks.start(_local_backend(settings, gateway, on_ready, place.on_gone).supervise())
+            for backend in _local_backends(settings, gateway, on_ready, places.on_gone):
+                tasks.start(backend.supervise())
         await _forever()
 
 
@@ -183,18 +184,19 @@ async def _serve_with_workers(settings: Settings, make_reloader: MakeReloader, h
         if settings.upstreams:
             worker_tasks.start(_print_unreachable(gateway))
         else:
-            place = LocalUpstream(gateway)
+            places = LocalUpstreams(gateway, settings.backend.replicas)
 
-            def on_ready(url: str, model: str) -> None:
-                place.on_ready(url, model)
-                workers.tell(Backend(url, model))
-                _print_ready(gateway.url, model)
+            def on_ready(replica: int, url: str, model: str) -> None:
+                places.on_ready(replica, url, model)
+                workers.tell(Backend(replica, url, model))
+                _print_ready(settings, gateway.url, model, replica)
 
-            def on_gone() -> None:
-                place.on_gone()
-                workers.tell(Backend())
+            def on_gone(replica: int) -> None:
+                places.on_gone(replica)
+                workers.tell(Backend(replica))
 
-            backend_tasks.start(_local_backend(settings, gateway, on_ready, on_gone).supervise())
+            for backend in _local_backends(settings, gateway, on_ready, on_gone):
+                backend_tasks.start(backend.supervise())
         await _forever()
 
 
@@ -227,12 +229,34 @@ async def _forever() -> None:
     await asyncio.Event().wait()
 
 
-def _local_backend(
-    settings: Settings, gateway: Gateway, on_ready: Callable[[str, str], None], on_gone: Callable[[], None]
-) -> LocalBackend:
+def _local_backends(
+    settings: Settings,
+    gateway: Gateway,
+    on_ready: Callable[[int, str, str], None],
+    on_gone: Callable[[int], None],
+) -> Sequence[LocalBackend]:
+    """One for each replica, whose number is the first argument of `on_ready` and `on_gone`."""
     backend = with_telemetry(with_prefix_store(settings, gateway.redis_url), settings.log, settings.traces)
     print_status(f"  prefixes   {_describe_prefix_store(backend)}")
-    return LocalBackend(settings.model, backend, on_ready, on_gone)
+    replicas = backend.replicas
+    if replicas == 1:
+        return [LocalBackend(settings.model, backend, functools.partial(on_ready, 0), functools.partial(on_gone, 0))]
+    for name in ("prefix_name", "prefix_address"):
+        if getattr(backend, name) is not None:
+            raise SettingsError(f"backend.{name}: is that of one backend, and backend.replicas is {replicas}; omit it")
+    print_status(f"  replicas   {replicas} of the in-repo backend")
+    if backend.threads is None:
+        backend = msgspec.structs.replace(backend, threads=max(1, len(os.sched_getaffinity(0)) // replicas))
+    return [
+        LocalBackend(
+            settings.model,
+            backend,
+            functools.partial(on_ready, number),
+            functools.partial(on_gone, number),
+            f"replica {number + 1} of the backend",
+        )
+        for number in range(replicas)
+    ]
 
 
 def _print_banner(settings: Settings, url: str) -> None:
@@ -249,8 +273,10 @@ def _print_banner(settings: Settings, url: str) -> None:
         print_status("Ready. Ctrl-C stops it.")
 
 
-def _print_ready(url: str, model: str) -> None:
-    print_status(f"Ready: {model} answers at {url}/v1. Ctrl-C stops it.")
+def _print_ready(settings: Settings, url: str, model: str, replica: int) -> None:
+    replicas = settings.backend.replicas
+    which = f" (replica {replica + 1} of {replicas})" if replicas > 1 else ""
+    print_status(f"Ready: {model} answers at {url}/v1{which}. Ctrl-C stops it.")
 
 
 async def _print_unreachable(gateway: Gateway) -> None:

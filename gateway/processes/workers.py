@@ -1,8 +1,8 @@
 """Worker processes of `keepgate serve --workers N`, which share the port of the first.
 
 The first process is the parent of the others and of the children that all use. It tells each worker over its standard
-input, a line of JSON at a time: its settings, the socket of the semantic cache, then where the local backend is,
-whenever that changes. The end of the input is the end of the worker.
+input, a line of JSON at a time: its settings, the socket of the semantic cache, then where each replica of the local
+backend is, whenever that changes. The end of the input is the end of the worker.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import msgspec
 
 from gateway.processes.app import Gateway, open_gateway
 from gateway.processes.child import running
-from gateway.processes.local_backend import LocalUpstream
+from gateway.processes.local_backend import LocalUpstreams
 from gateway.processes.shared_metrics import forget_process
 from gateway.settings.fields import SettingsError
 from gateway.settings.settings import Settings
@@ -30,8 +30,9 @@ _MAX_LINE = 2**24
 
 
 class Backend(msgspec.Struct, frozen=True, tag="backend"):
-    """The address of the local backend; an empty URL means that it has ended."""
+    """The address of a replica of the local backend; an empty URL means that it has ended."""
 
+    replica: int = 0
     url: str = ""
     model: str = ""
 
@@ -43,16 +44,16 @@ class NewSettings(msgspec.Struct, frozen=True, tag="settings"):
 
 
 class Workers:
-    """The parent's side: keeps workers running and sends them the backend's address."""
+    """The parent's side: keeps workers running and sends them the backends' addresses."""
 
     def __init__(self, settings: Settings, semantic_socket: Path | None) -> None:
         self._settings = settings
         self._semantic_socket = semantic_socket
-        self._backend = Backend()
+        self._backends: dict[int, Backend] = {}
         self._inputs: set[asyncio.StreamWriter] = set()
 
     def tell(self, backend: Backend) -> None:
-        self._backend = backend
+        self._backends[backend.replica] = backend
         for stdin in self._inputs:
             _write_line(stdin, backend)
 
@@ -70,7 +71,8 @@ class Workers:
                 assert process.stdin is not None  # noqa: S101  # it was asked for
                 _write_line(process.stdin, self._settings)
                 _write_line(process.stdin, str(self._semantic_socket or ""))
-                _write_line(process.stdin, self._backend)
+                for backend in self._backends.values():
+                    _write_line(process.stdin, backend)
                 self._inputs.add(process.stdin)
                 try:
                     status = await process.wait()
@@ -89,15 +91,15 @@ async def work() -> None:
     socket = msgspec.json.decode(await news.readline(), type=str)
     semantic_socket = Path(socket) if socket else None
     async with open_gateway(settings, share_port=True, semantic_socket=semantic_socket) as gateway:
-        backend = LocalUpstream(gateway)
+        backends = LocalUpstreams(gateway, settings.backend.replicas)
         async for line in news:
             told = _news.decode(line)
             if isinstance(told, NewSettings):
                 await _take_over(gateway, told.settings)
                 continue
-            backend.on_gone()
+            backends.on_gone(told.replica)
             if told.url:
-                backend.on_ready(told.url, told.model)
+                backends.on_ready(told.replica, told.url, told.model)
 
 
 async def _take_over(gateway: Gateway, settings: Settings) -> None:

@@ -40,6 +40,7 @@ class RoutingTable:
         self._overrides: Mapping[str, StrategyOverride] = {}
         self._strategies: OrderedDict[str, Strategy] = OrderedDict()
         self._settings = settings.routing
+        self._default = _default(settings)
         self.models = ModelTable(settings.routing, settings.servers)
 
     def reload(self, settings: Settings) -> None:
@@ -49,6 +50,7 @@ class RoutingTable:
         """
         self.models = ModelTable(settings.routing, settings.servers)
         self._settings = settings.routing
+        self._default = _default(settings)
         self._strategies.clear()
         self.history.resize(blocks_of_each(settings))
         if settings.servers:
@@ -95,11 +97,11 @@ class RoutingTable:
         return self._overrides[model].strategy if is_switched else self._name_in_settings(model)
 
     def _name_in_settings(self, model: str) -> StrategyName:
-        return self.models.settings(model).strategy or self._settings.strategy
+        return self.models.settings(model).strategy or self._default
 
     def is_used(self, strategy: StrategyName) -> bool:
         """Whether some model has the strategy."""
-        return strategy == self._settings.strategy or any(name == strategy for _, name in self.strategies())
+        return strategy == self._default or any(name == strategy for _, name in self.strategies())
 
     def strategy(self, model: str | None) -> Strategy:
         """The strategy of a model; that of requests without one for None."""
@@ -125,4 +127,10 @@ class RoutingTable:
 
 def blocks_of_each(settings: Settings) -> int:
     """How many blocks of a prompt are remembered for each upstream."""
-    return max(1, settings.routing.prefix_blocks // max(1, len(settings.servers)))
+    return max(1, settings.routing.prefix_blocks // (len(settings.servers) or settings.backend.replicas))
+
+
+def _default(settings: Settings) -> StrategyName:
+    """The strategy of a model for which none is named."""
+    are_replicas = not settings.servers and settings.backend.replicas > 1
+    return settings.routing.strategy or ("prefix-aware" if are_replicas else "least-connections")

@@ -9,11 +9,15 @@ from gateway.settings.fields import TEN_YEARS, Codec, Count, File, PositiveSize,
 
 
 class BackendSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How the in-repo backend runs: each field is the option of `keepgate backend` of that name, None its default.
+    """How the in-repo backend runs. All but `replicas` are options of `keepgate backend` of these names, None
+    is the default.
 
     What is None of its prefix store is as prefix_defaults.py says; a `prefix_disk_size` of 0 is no disk tier.
     """
 
+    replicas: Annotated[int, Meta(ge=1, le=64, description="a whole number from 1 to 64")] = 1
+    """Backends that run side by side, each an upstream of the same model with memory of its own. Prompts go to the one
+    that has computed their beginning. Without `threads` they divide the cores."""
     device: Annotated[Literal["auto", "cpu", "cuda"] | None, Meta(description="one of auto, cpu and cuda")] = None
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"] | None,
@@ -88,6 +92,8 @@ class BackendSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         words: list[str] = []
         for name, value in msgspec.structs.asdict(self).items():
             option = name.replace("_", "-")
+            if name == "replicas":
+                continue
             if isinstance(value, bool):
                 words.append(f"--{option}" if value else f"--no-{option}")
             elif isinstance(value, tuple):

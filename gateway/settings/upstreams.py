@@ -110,8 +110,9 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class RoutingSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Which upstream answers a request."""
 
-    strategy: Annotated[Strategy, _STRATEGIES] = "least-connections"
-    """How one of a model's upstreams is chosen."""
+    strategy: Annotated[Strategy | None, _STRATEGIES] = None
+    """How one of a model's upstreams is chosen; by default `least-connections`, or `prefix-aware` if there are several
+    `backend.replicas`."""
     load_bound: Annotated[float, Meta(ge=1, le=10, description="a number from 1 to 10")] = 1.25
     """`prefix-aware` passes over an upstream with more than so many times the mean load of its peers."""
     prefix_blocks: Annotated[int, Meta(ge=1, lt=2**31, description="a whole number, 1 or more")] = 200_000

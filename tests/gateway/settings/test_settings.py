@@ -454,8 +454,6 @@ def test_options_of_a_backend_that_does_not_run_are_a_warning(tmp_path: Path) ->
         ("max_seconds", ["0.5", "1e8"]),
         ("max_wait_ms", ["0", "12.5"]),
         ("scheduling_policy", ["fcfs", "priority"]),
-        ("tensor_parallel", ["1", "2"]),
-        ("pipeline_parallel", ["1", "2"]),
         ("speculation", ["true", "false"]),
         ("draft_model", ["HuggingFaceTB/SmolLM2-135M-Instruct"]),
         ("prefix_sharing", ["true", "false"]),
@@ -476,7 +474,9 @@ def test_options_of_a_backend_that_does_not_run_are_a_warning(tmp_path: Path) ->
     ],
 )
 def test_each_backend_setting_is_an_option_of_the_backend(name: str, values: list[str]) -> None:
-    """Each setting is an option of the backend's command line with the same values, and there are no others."""
+    """Each setting is an option of the backend's command line with the same values, and there are no others; but
+    `replicas` says how many backends there are.
+    """
     parser = Parser()
     add_arguments(parser)
     known = {action.dest: action for action in parser._actions}  # argparse has no public list of them
@@ -489,4 +489,4 @@ def test_each_backend_setting_is_an_option_of_the_backend(name: str, values: lis
     if known[name].choices is not None:
         assert values == list(known[name].choices or ())
     theirs = known.keys() - {"help", "model", "host", "port", "exit_with_parent"}
-    assert theirs == {field.name for field in msgspec.structs.fields(BackendSettings)}
+    assert theirs == {field.name for field in msgspec.structs.fields(BackendSettings)} - {"replicas"}
