@@ -274,7 +274,9 @@ class Engine:
         if not chunks:
             return None
         if self._speculator is not None and (room := self.scheduler.step_tokens - sum(c.count for c in chunks)) > 0:
-            chunks = self.scheduler.with_drafts(chunks, self._speculator.propose(chunks, room, self.scheduler.reserve))
+            may_have = [chunk for chunk in chunks if self._states[chunk.sequence.id].may_have_drafts]
+            drafts = self._speculator.propose(may_have, room, self.scheduler.reserve)
+            chunks = self.scheduler.with_drafts(chunks, drafts)
         return self._run(chunks, *build_step(chunks, self._states), can_sample_ahead(chunks))
 
     def _wants_step(self, launched: InFlightStep) -> bool:
@@ -355,6 +357,10 @@ class Engine:
         for chunk in [launched.chunks[index] for index in launched.live]:
             sequence = chunk.sequence
             if sequence.id in result.non_finite:
+                if chunk.draft is not None:
+                    # Not a number may be what the draft brought in: attention that is masked out counts 0 times it.
+                    self._states[sequence.id].may_have_drafts = False
+                    continue
                 outputs.append(self._fail_non_finite(sequence))
                 continue
             self.scheduler.mark_computed(chunk)
@@ -392,8 +398,6 @@ class Engine:
         logprobs: list[TokenLogprobs] = []
         reason: FinishReason | None = None
         for sampled in tokens:
-            if sequence.num_generated > before:
-                self.scheduler.mark_accepted(sequence)
             sequence.append(sampled.token_id)
             ends = sampled.token_id in params.stop_token_ids or (
                 sampled.token_id in self._eos and not params.ignore_eos
@@ -407,12 +411,30 @@ class Engine:
         added = sequence.num_generated - before
         self._totals.generated_tokens += added
         if chunk.draft is not None:
+            self._keep_accepted(chunk, chunk.draft, added - 1)
             self._count_draft(sequence, chunk.draft, added - 1)
         # Tokens of one step arrive together; each counts as having taken its part of the time since the last one.
         steps = added if before else added - 1
         self.timings.between_tokens += [(now - (notes.last_token_at if before else now)) / max(1, added)] * steps
         notes.record_token(now)
         return self._output(sequence, "".join(texts), logprobs, before == 0, reason)
+
+    def _keep_accepted(self, chunk: Chunk, draft: Draft, accepted: int) -> None:
+        """Marks the tokens of a draft as computed that are part of the answer now.
+
+        Tokens of a draft that branches have their keys and values where the draft has them: what was accepted is moved
+        to where the sequence has it, before anybody can find its blocks.
+        """
+        sequence, end = chunk.sequence, chunk.start + chunk.count
+        path = draft.path(sequence.tokens[end : end + accepted])
+        self.runner.move_kv(
+            [
+                (sequence.slot(end + index), sequence.slot(end + place))
+                for place, index in enumerate(path)
+                if index != place
+            ]
+        )
+        self.scheduler.mark_accepted(sequence, accepted)
 
     def _count_draft(self, sequence: Sequence, draft: Draft, accepted: int) -> None:
         """Counts the tokens of a draft of which the first ``accepted`` are part of the answer now."""

@@ -18,12 +18,30 @@ if TYPE_CHECKING:
 
 BLOCK_SIZE = 16
 """Tokens in one KV block."""
+MAX_TREE_TOKENS = 63
+"""Of one draft that branches: a row's mask has a bit for each."""
 CPU_BATCH, CPU_STEP_TOKENS = 32, 128
 """Defaults for CPUs, where a step of more tokens would delay running answers noticeably."""
 
 
 def _no_rows() -> npt.NDArray[np.int32]:
     return np.empty(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRows:
+    """What the rows of a step see where drafts branch (tree attention: arXiv 2305.09781, 2401.10774).
+
+    Tokens of a draft that branches have places of their own in the sequence's blocks, one after the other, whatever
+    their positions. A row sees every place before ``seen``, and those of the ``masks``.
+    """
+
+    places: npt.NDArray[np.int32]
+    """[T] where in its sequence's blocks a row's keys and values are; its position, unless it is of a draft."""
+    seen: npt.NDArray[np.int32]
+    """[T]"""
+    masks: npt.NDArray[np.int64]
+    """[T] bit i: the row sees place ``seen + i`` too; 0 for rows that are of no draft that branches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +67,8 @@ class StepInput:
     """[R] rows whose logits are wanted, ascending."""
     hidden_rows: npt.NDArray[np.int32] = field(default_factory=_no_rows)
     """[E] rows whose hidden states are wanted, ascending."""
+    tree: TreeRows | None = None
+    """None: every row sees all positions up to its own."""
     device_tokens: torch.Tensor | None = None
     """int64 [T] in place of ``token_ids``, where the runner's device alone knows them yet; only for a runner whose last
     step was ``unfinished``."""
@@ -65,6 +85,9 @@ class SequenceRows:
     """Of the sequence, in order."""
     first_block: int = 0
     """Index in the sequence of the first of ``blocks``; no layer attends to the blocks before it."""
+    parents: Sequence[int] = ()
+    """For each token of a draft that branches, which are the last ones: the index among them of the token that it
+    follows; -1: the one before all of them."""
 
 
 def pack(sequences: Sequence[SequenceRows], logits_rows: Iterable[int], hidden_rows: Iterable[int] = ()) -> StepInput:
@@ -84,6 +107,8 @@ def pack(sequences: Sequence[SequenceRows], logits_rows: Iterable[int], hidden_r
         positions += own
         slots += [rows.blocks[at // BLOCK_SIZE - rows.first_block] * BLOCK_SIZE + at % BLOCK_SIZE for at in own]
         starts.append(len(positions))
+    # Changes the positions of what branches.
+    tree = _tree_rows(sequences, positions) if any(rows.parents for rows in sequences) else None
     return StepInput(
         token_ids=np.array(token_ids, dtype=np.int32),
         positions=np.array(positions, dtype=np.int32),
@@ -92,7 +117,25 @@ def pack(sequences: Sequence[SequenceRows], logits_rows: Iterable[int], hidden_r
         block_tables=tables,
         logits_rows=np.array(list(logits_rows), dtype=np.int32),
         hidden_rows=np.array(list(hidden_rows), dtype=np.int32),
+        tree=tree,
     )
+
+
+def _tree_rows(sequences: Sequence[SequenceRows], positions: list[int]) -> TreeRows:
+    """Of the rows whose places are ``positions``; brings the positions of those of a draft to their depths."""
+    places = np.array(positions, dtype=np.int32)
+    seen, masks = places + 1, np.zeros(len(places), dtype=np.int64)
+    end = 0
+    for rows in sequences:
+        end += len(rows.token_ids)
+        begin = end - len(rows.parents)
+        before = rows.start + len(rows.token_ids) - len(rows.parents)
+        for node, parent in enumerate(rows.parents):
+            row = begin + node
+            seen[row] = before
+            masks[row] = (masks[begin + parent] if parent >= 0 else 0) | (1 << node)
+            positions[row] = (positions[begin + parent] if parent >= 0 else before - 1) + 1
+    return TreeRows(places, seen, masks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,4 +183,8 @@ class ModelRunner(Protocol):
 
     def run(self, step: StepInput) -> StepOutput:
         """Computes every row and writes its keys and values."""
+        ...
+
+    def move_kv(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Copies the keys and values of slots to other slots, one after the other, behind the last step."""
         ...

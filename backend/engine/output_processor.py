@@ -44,6 +44,8 @@ class SequenceState:
     def __init__(self) -> None:
         self.logprobs = PendingLogprobs()
         self.has_started = False
+        self.may_have_drafts = True
+        """Whether steps may verify drafts of it; not after one that had values that are not numbers."""
         self.max_computed = 0
         """Tokens that have been computed at least once, before a preemption or after it."""
         self.first_token_at = 0.0

@@ -189,9 +189,9 @@ class Scheduler:
         """Marks the tokens of a chunk as computed, without its draft, and registers the blocks that are full now."""
         self._blocks.mark_computed(chunk.sequence, chunk.count)
 
-    def mark_accepted(self, sequence: Sequence) -> None:
-        """Marks one more token as computed: the sequence's last one, which was computed as a draft."""
-        self._blocks.mark_computed(sequence, 1)
+    def mark_accepted(self, sequence: Sequence, count: int) -> None:
+        """Marks so many more tokens as computed, which were computed as a draft."""
+        self._blocks.mark_computed(sequence, count)
 
     def mark_fetched(self, sequence: Sequence, count: int, lossy_from: int | None) -> None:
         """Marks the first ``count`` of the fetched blocks as computed; the sequence takes part in steps again.

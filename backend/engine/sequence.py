@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter, abc
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -96,17 +96,41 @@ class Draft:
     method: str
     """Which one proposed them, for metrics."""
     token_ids: tuple[int, ...]
-    """At least one; each follows the one before it."""
+    """At least one."""
     probabilities: npt.NDArray[np.float32] | None = None
     """[len(token_ids), vocab_size]: the distributions that the tokens were drawn from; None: they were not drawn, and
-    each has probability 1."""
+    each has probability 1. Only of a draft that does not branch."""
+    parents: tuple[int, ...] = ()
+    """For each token the index of the one that it follows, which comes before it; -1: the sequence's last token. Empty:
+    the draft does not branch, and each token follows the one before it."""
 
     def shortened(self, length: int) -> Draft | None:
         """The first tokens; None: none are left."""
         if length >= len(self.token_ids):
             return self
         kept = None if self.probabilities is None else self.probabilities[:length]
-        return replace(self, token_ids=self.token_ids[:length], probabilities=kept) if length > 0 else None
+        ids, parents = self.token_ids[:length], self.parents[:length]
+        return Draft(self.method, ids, kept, parents) if length > 0 else None
+
+    def following(self, index: int, token_id: int) -> int | None:
+        """The index of this token where it follows the one at ``index``, -1: the sequence's last; None: it does not."""
+        if not self.parents:
+            after = index + 1
+            return after if after < len(self.token_ids) and self.token_ids[after] == token_id else None
+        for place in range(index + 1, len(self.token_ids)):
+            if self.parents[place] == index and self.token_ids[place] == token_id:
+                return place
+        return None
+
+    def path(self, token_ids: abc.Sequence[int]) -> list[int]:
+        """The indices of the tokens that these begin with."""
+        indices: list[int] = []
+        for token_id in token_ids:
+            index = self.following(indices[-1] if indices else -1, token_id)
+            if index is None:
+                break
+            indices.append(index)
+        return indices
 
 
 class Constraint(Protocol):
@@ -217,6 +241,10 @@ class Sequence:
     def room(self) -> int:
         """Tokens that its blocks hold, the released ones included."""
         return (self.first_block + len(self.blocks)) * BLOCK_SIZE
+
+    def slot(self, place: int) -> int:
+        """Where the keys and values of the token at this place are: block * BLOCK_SIZE + offset."""
+        return self.blocks[place // BLOCK_SIZE - self.first_block] * BLOCK_SIZE + place % BLOCK_SIZE
 
     @property
     def num_generated(self) -> int:

@@ -145,7 +145,8 @@ def build_step(chunks: list[Chunk], states: Mapping[int, SequenceState]) -> tupl
         tokens = sequence.tokens[chunk.start : chunk.start + chunk.count]
         if chunk.draft is not None:
             tokens += chunk.draft.token_ids
-        sequences.append(SequenceRows(tokens, chunk.start, sequence.blocks, sequence.first_block))
+        parents = () if chunk.draft is None else chunk.draft.parents
+        sequences.append(SequenceRows(tokens, chunk.start, sequence.blocks, sequence.first_block, parents))
         logits_from, hidden_from = _first_wanted(chunk, states[sequence.id])
         first_logits, first_hidden = len(logits_rows), len(hidden_rows)
         logits_rows += range(begin + logits_from, end)
@@ -274,7 +275,7 @@ def _sample_all(
 def _verified(
     sequence: Sequence, token: SampledToken, draft: Draft, logits: torch.Tensor, finite: list[bool]
 ) -> Iterator[SampledToken]:
-    """A token, and then another one after each token of the draft that is the token before it.
+    """A token, and then another one after each token of the draft that follows as the tokens did.
 
     A token that was not drawn counts as proposed with probability 1. To accept it with its own probability, or else to
     draw from the other tokens, is to draw and to look whether it is the one proposed. So an answer is the same with any
@@ -286,16 +287,16 @@ def _verified(
         finite: whether a row has only numbers; one that has not, and what follows it, is not used.
     """
     yield token
-    for row, proposed in enumerate(draft.token_ids):
-        if token.token_id != proposed or not finite[row]:
-            return
+    index = draft.following(-1, token.token_id)
+    while index is not None and finite[index]:
         try:
-            token = _sample_beside(draft, row + 1, logits[row : row + 1], sequence)
+            token = _sample_beside(draft, index + 1, logits[index : index + 1], sequence)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             return  # what follows is computed again by the next step
         yield token
+        index = draft.following(index, token.token_id)
 
 
 def _sample_beside(draft: Draft, place: int, logits: torch.Tensor, sequence: Sequence) -> SampledToken:

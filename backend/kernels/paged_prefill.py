@@ -7,6 +7,7 @@ A program computes a tile of consecutive rows of one sequence for one KV head, a
     query head   0  1  2  3   0  1  2  3              tile row %  group
 """
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -18,6 +19,15 @@ import triton.language as tl
 from backend.kernels.paged_decode import AttentionShape, PagedRows
 
 
+@dataclass(frozen=True, slots=True)
+class PagedTree:
+    """`TreeRows` of a step on the device: int32 [T], int32 [T] and int64 [T]."""
+
+    places: torch.Tensor
+    seen: torch.Tensor
+    masks: torch.Tensor
+
+
 @triton.jit(do_not_specialize=["table_stride"])
 def _prefill(
     query: tl.tensor,
@@ -26,6 +36,9 @@ def _prefill(
     block_tables: tl.tensor,
     row_sequence: tl.tensor,
     positions: tl.tensor,
+    tree_places: tl.tensor,
+    tree_seen: tl.tensor,
+    tree_masks: tl.tensor,
     tiles: tl.tensor,
     output: tl.tensor,
     scale: tl.tensor,
@@ -42,6 +55,7 @@ def _prefill(
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
+    TREE: tl.constexpr,
 ) -> None:
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -61,11 +75,19 @@ def _prefill(
     )
     # Rows beyond the tile attend as its last row does, so that no softmax is empty.
     seen_until = first_position + tl.minimum(offsets, count - 1)
+    end = first_position + count
+    if TREE:
+        member = first_row + tl.minimum(offsets, count - 1)
+        seen_until = tl.load(positions + member)
+        seen_before = tl.load(tree_seen + member)
+        masks = tl.load(tree_masks + member)
+        end = tl.load(tree_places + first_row) + count
+        # A row of a draft may have a later position than those after it.
+        first_position = tl.minimum(first_position, tl.load(tree_seen + first_row))
 
     begin = first_position * 0
     if WINDOW > 0:
         begin = tl.maximum(first_position - WINDOW + 1, 0) // TILE * TILE
-    end = first_position + count
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.full([ROWS], 0.0, tl.float32)
     mixed = tl.full([ROWS, HEAD_COLUMNS], 0.0, tl.float32)
@@ -84,8 +106,15 @@ def _prefill(
         if SOFTCAP:
             scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
         seen = places[None, :] <= seen_until[:, None]
+        if TREE:
+            beyond = places[None, :] - seen_before[:, None]
+            bits = masks[:, None] >> tl.minimum(tl.maximum(beyond, 0), 63).to(tl.int64)
+            seen = (beyond < 0) | ((bits & 1) == 1)
         if WINDOW > 0:
-            seen = seen & (places[None, :] > seen_until[:, None] - WINDOW)
+            in_window = places[None, :] > seen_until[:, None] - WINDOW
+            if TREE:  # their positions are at most so many before the row's as a window has, which is checked
+                in_window = in_window | (beyond >= 0)
+            seen = seen & in_window
         scores = tl.where(seen, scores * 1.4426950408889634, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(scores, 1))
         # With a window, the first tiles may be before all positions of a late row.
@@ -130,10 +159,12 @@ def paged_prefill(
     tiles: torch.Tensor,
     shape: AttentionShape,
     output: torch.Tensor,
+    tree: PagedTree | None = None,
 ) -> None:
     """Attention of chunks; writes only the rows of ``output`` that the tiles name.
 
     Args:
+        tree: what rows of drafts that branch see; windows then have to be longer than a draft is deep.
         query, keys, values: as in ``paged_decode``.
         tiles: int32 [tiles, 2], see ``prefill_tiles``.
         output: [T, heads * head_dim], contiguous, in the query's dtype.
@@ -146,6 +177,7 @@ def paged_prefill(
         where.block_tables,
         where.row_sequence,
         where.positions,
+        *((tiles, tiles, tiles) if tree is None else (tree.places, tree.seen, tree.masks)),
         tiles,
         output,
         shape.scale,
@@ -162,6 +194,7 @@ def paged_prefill(
         WINDOW=shape.window,
         SOFTCAP=shape.softcap > 0,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        TREE=tree is not None,
         num_warps=4 if small else 8,
         num_stages=2,
     )

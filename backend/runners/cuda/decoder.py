@@ -94,6 +94,12 @@ class CudaDecoder:
         c = self.config
         return 2 * c.num_layers * BLOCK_SIZE * c.num_kv_heads * c.head_dim * self.dtype.itemsize
 
+    def move_kv(self, moves: Sequence[tuple[int, int]]) -> None:
+        """See ``ModelRunner.move_kv``."""
+        for source, target in moves:
+            (block, place), (to_block, to_place) = divmod(source, BLOCK_SIZE), divmod(target, BLOCK_SIZE)
+            self.memory[:, :, to_block, :, to_place] = self.memory[:, :, block, :, place]
+
     def allocate(self, num_blocks: int) -> None:
         """Makes the KV memory."""
         c = self.config
@@ -184,7 +190,7 @@ class _Layer:
         if not step.tiles.shape[0]:
             return paged_decode(qkv, keys, values, where, step.decode_rows, shape, splits)
         mixed = torch.empty(qkv.shape[0], shape.num_heads * shape.head_dim, dtype=qkv.dtype, device=qkv.device)
-        paged_prefill(qkv, keys, values, where, step.tiles, shape, mixed)
+        paged_prefill(qkv, keys, values, where, step.tiles, shape, mixed, step.tree)
         if step.decode_rows.shape[0]:
             mixed[step.decode_rows] = paged_decode(qkv, keys, values, where, step.decode_rows, shape, splits)
         return mixed

@@ -11,7 +11,7 @@ import torch
 
 from backend.engine.model_runner import StepInput
 from backend.kernels.paged_decode import PagedRows
-from backend.kernels.paged_prefill import prefill_tiles
+from backend.kernels.paged_prefill import PagedTree, prefill_tiles
 
 _ALIGNMENT = 4
 """Elements: arrays begin at 16 bytes, so that a kernel is compiled once and not once for each alignment."""
@@ -33,6 +33,7 @@ class DeviceStep:
     """[tiles, 2] of the other sequences, see ``prefill_tiles``."""
     logits_rows: torch.Tensor
     hidden_rows: torch.Tensor
+    tree: PagedTree | None = None
 
 
 class Staging:
@@ -91,10 +92,12 @@ def device_step(step: StepInput, staging: Staging, tile_rows: int) -> DeviceStep
             prefill_tiles(step.query_starts, step.positions, tile_rows),
             step.logits_rows,
             step.hidden_rows,
+            *([] if step.tree is None else [step.tree.places, step.tree.seen, step.tree.masks.view(np.int32)]),
         ]
     )
-    token_ids, slots, tables, sequences, positions, decode_rows, tiles, logits_rows, hidden_rows = sent
+    token_ids, slots, tables, sequences, positions, decode_rows, tiles, logits_rows, hidden_rows, *branching = sent
+    tree = PagedTree(branching[0], branching[1], branching[2].view(torch.int64)) if branching else None
     if step.device_tokens is not None:
         token_ids = step.device_tokens.to(torch.int32)
     where = PagedRows(tables, sequences, positions)
-    return DeviceStep(token_ids, slots, where, decode_rows, tiles, logits_rows, hidden_rows)
+    return DeviceStep(token_ids, slots, where, decode_rows, tiles, logits_rows, hidden_rows, tree)

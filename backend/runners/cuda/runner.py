@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -143,6 +144,10 @@ class CudaRunner:
         progress(f"recorded decode steps for {len(self._graphs.sizes)} batch sizes in {seconds:.1f} s and {taken} MiB")
 
     @torch.inference_mode()
+    def move_kv(self, moves: Sequence[tuple[int, int]]) -> None:
+        """See ``ModelRunner.move_kv``."""
+        self.decoder.move_kv(moves)
+
     def run(self, step: StepInput) -> StepOutput:
         """See ``ModelRunner.run``; the tensors stay on the device.
 

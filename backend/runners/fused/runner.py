@@ -31,6 +31,7 @@ _STEP_ARGUMENTS = (
     *(_INT32, _POINTER, _POINTER, _POINTER),
     *(_INT32, _POINTER),
     *(_POINTER, _INT32),
+    *(_POINTER, _POINTER),
     *(_INT32, _POINTER, _POINTER),
     *(_INT32, _POINTER, _POINTER),
     _INT32,
@@ -146,6 +147,7 @@ class FusedRunner:
             step.slot_mapping.ctypes.data,
             *(step.block_tables.shape[0], step.query_starts.ctypes.data),
             *(step.block_tables.ctypes.data, step.block_tables.shape[1]),
+            *((None, None) if step.tree is None else (step.tree.seen.ctypes.data, step.tree.masks.ctypes.data)),
             *(wanted, step.logits_rows.ctypes.data, self._logits.data_ptr()),
             *(len(step.hidden_rows), step.hidden_rows.ctypes.data, hidden.data_ptr()),
             threads,
@@ -154,6 +156,23 @@ class FusedRunner:
             raise MemoryError(f"no memory for a step of {rows} tokens")
         self._threads.record(rows, threads, time.perf_counter() - began)
         return StepOutput(self._logits[:size].view(wanted, self.config.vocab_size), hidden)
+
+    def move_kv(self, moves: Sequence[tuple[int, int]]) -> None:
+        """See ``ModelRunner.move_kv``."""
+        c, number = self.config, np.float16 if self._kv_precision == "float16" else np.uint8
+        # [layers, blocks, KV heads, numbers of a head]; see step/attention.h.
+        memory = self._kv.numpy().reshape(c.num_layers, self.num_blocks, c.num_kv_heads, -1)
+        numbers = memory[..., : 2 * BLOCK_SIZE * c.head_dim * np.dtype(number).itemsize].view(number)
+        keys, values = np.split(numbers, 2, axis=-1)
+        keys = keys.reshape(*keys.shape[:-1], c.head_dim, BLOCK_SIZE)
+        values = values.reshape(*values.shape[:-1], BLOCK_SIZE, c.head_dim)
+        scales = memory[..., 2 * BLOCK_SIZE * c.head_dim :].view(np.float32) if number is np.uint8 else None
+        for source, target in moves:
+            (block, place), (to_block, to_place) = divmod(source, BLOCK_SIZE), divmod(target, BLOCK_SIZE)
+            keys[:, to_block, :, :, to_place] = keys[:, block, :, :, place]
+            values[:, to_block, :, to_place] = values[:, block, :, place]
+            if scales is not None:
+                scales[:, to_block, :, to_place::BLOCK_SIZE] = scales[:, block, :, place::BLOCK_SIZE]
 
     def _blocks(self) -> KvBlocks:
         c = self.config

@@ -120,6 +120,11 @@ class ParallelRunner:
         self.weights_precision, self.kv_precision = one.weights_precision, one.kv_precision
         self.kv_bytes_per_token = TorchRunner.block_bytes(config, dtype, settings.kv_dtype) // BLOCK_SIZE
         self.kv_blocks: KvBlocks | None = memory.blocks
+        self._memory = memory
+
+    def move_kv(self, moves: Sequence[tuple[int, int]]) -> None:
+        """See ``ModelRunner.move_kv``. The memory is shared, and no rank is in a step."""
+        self._memory.move(moves)
 
     def run(self, step: StepInput) -> StepOutput:
         """See ``ModelRunner.run``.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from backend.engine.model_runner import BLOCK_SIZE, StepInput
+from backend.engine.model_runner import BLOCK_SIZE, MAX_TREE_TOKENS, StepInput, TreeRows
 from backend.models.config import ModelConfig
 from backend.runners.torch.kv_memory import KvMemory
 
@@ -32,6 +32,7 @@ class StepAttention:
         self._scale = config.attention_scale or config.head_dim**-0.5
         self._starts: list[int] = step.query_starts.tolist()
         self._positions = torch.from_numpy(step.positions).long()
+        self._tree = step.tree
         self._tables = torch.from_numpy(step.block_tables).long()
         self._groups: dict[int | None, list[_Group]] = {}
 
@@ -59,10 +60,27 @@ class StepAttention:
         """Consecutive rows of one sequence."""
         rows = slice(self._starts[index], self._starts[index + 1])
         positions = self._positions[rows]
+        if self._tree is not None and self._tree.masks[rows].any():
+            return self._branching(window, index, self._tree)
         first = 0 if window is None else max(0, int(positions[0]) + 1 - window)
         offsets = torch.arange(first, int(positions[-1]) + 1)
         distance = positions.unsqueeze(1) - offsets
         visible = (distance >= 0) if window is None else (distance >= 0) & (distance < window)
+        return _Group(rows, self._slots_of(self._tables[index : index + 1], offsets[None]), visible[None, None])
+
+    def _branching(self, window: int | None, index: int, tree: TreeRows) -> _Group:
+        """Rows of one sequence of which the last ones are of a draft that branches."""
+        rows = slice(self._starts[index], self._starts[index + 1])
+        positions = self._positions[rows]
+        places, seen, masks = (torch.from_numpy(part[rows]).long() for part in (tree.places, tree.seen, tree.masks))
+        first = 0 if window is None else max(0, int(positions[0]) + 1 - window)
+        offsets = torch.arange(first, int(places[-1]) + 1)
+        own = offsets.clone()
+        own[places - first] = positions
+        beyond = offsets - seen.unsqueeze(1)
+        visible = (beyond < 0) | (masks.unsqueeze(1) >> beyond.clamp(0, MAX_TREE_TOKENS) & 1).bool()
+        if window is not None:
+            visible &= positions.unsqueeze(1) - own < window
         return _Group(rows, self._slots_of(self._tables[index : index + 1], offsets[None]), visible[None, None])
 
     @staticmethod

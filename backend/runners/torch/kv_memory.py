@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -92,6 +93,13 @@ class KvMemory:
             # Bytes are bytes: torch indexes no float8 tensors everywhere.
             stored.view(torch.uint8).index_copy_(0, slots, packed.view(torch.uint8))
             self._scales[part, layer].index_copy_(0, slots, scales)
+
+    def move(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Copies what is at a slot to another slot, in all layers, one after the other."""
+        for source, target in moves:
+            self._vectors[:, :, target] = self._vectors[:, :, source]
+            if self._scales is not None:
+                self._scales[:, :, target] = self._scales[:, :, source]
 
     def read(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values at slots of any shape S: two tensors [*S, kv heads, head_dim]."""

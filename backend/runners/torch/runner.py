@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -115,6 +116,10 @@ class TorchRunner:
         logits = self._head(wanted).float()
         cap = self.config.logit_softcap
         return StepOutput(logits if cap is None else cap * torch.tanh(logits / cap), states.float())
+
+    def move_kv(self, moves: Sequence[tuple[int, int]]) -> None:
+        """See ``ModelRunner.move_kv``."""
+        self._memory.move(moves)
 
     def _last_norm(self, x: torch.Tensor) -> torch.Tensor:
         return _rms_norm(x, self._norm, self.config.rms_norm_eps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -81,6 +81,9 @@ class Around:
         self.weights_precision = runner.weights_precision
         self.kv_precision = runner.kv_precision
         self.kv_bytes_per_token = runner.kv_bytes_per_token
+
+    def move_kv(self, moves: Sequence[tuple[int, int]]) -> None:
+        self._runner.move_kv(moves)
 
 
 class Failing(Around):

@@ -31,11 +31,13 @@ class Foresight:
     Args:
         known: whole token sequences by sequence id; of others it proposes random tokens.
         drawn: whether drafts say that they were drawn, from a distribution that has them with any probability.
+        branches: whether drafts branch: wrong tokens lie between the right ones, as their neighbours or after them.
     """
 
     known: Mapping[int, list[int]]
     seed: int
     drawn: bool = False
+    branches: bool = False
     proposed: int = 0
     recorded: int = 0
     forgotten: set[int] = field(default_factory=set)
@@ -56,10 +58,28 @@ class Foresight:
             wrong = self._random.randrange(2 * length)
             if wrong < length:
                 tokens[wrong] = self._random.randrange(VOCABULARY)
+            if self.branches:
+                drafts[sequence.id] = self._tree(tokens)
+                continue
             probabilities = self._distributions(tokens) if self.drawn and sequence.params.temperature else None
             drafts[sequence.id] = Draft("foresight", tuple(tokens), probabilities)
             self.proposed += length
         return drafts
+
+    def _tree(self, tokens: list[int]) -> Draft:
+        """A tree in which these tokens are a path, at random places."""
+        ids: list[int] = []
+        parents: list[int] = []
+        last = -1
+        for token in tokens:
+            for _ in range(self._random.randint(0, 3)):
+                ids.append(self._random.randrange(VOCABULARY))
+                parents.append(self._random.randint(-1, len(parents) - 1))
+            ids.append(token)
+            parents.append(last)
+            last = len(ids) - 1
+            self.proposed += 1
+        return Draft("foresight", tuple(ids), parents=tuple(parents))
 
     def wants_step(self, chunks: list[Chunk]) -> bool:
         """See `Speculator`."""

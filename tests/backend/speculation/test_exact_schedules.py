@@ -68,7 +68,7 @@ SCHEDULE = {
 
 @pytest.mark.timeout(600)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(**SCHEDULE, seed=st.integers(0, 1000))
+@given(**SCHEDULE, seed=st.integers(0, 1000), branches=st.booleans())
 def test_drafts_that_are_partly_right_change_nothing(
     requests: list[ScheduledRequest],
     max_batch: int,
@@ -76,11 +76,12 @@ def test_drafts_that_are_partly_right_change_nothing(
     shares: bool,
     mode: BatchingMode,
     seed: int,
+    branches: bool,
     on: SchedulePair,
 ) -> None:
     """Text, log-probabilities and ends are bitwise those of each request alone; every sequence is forgotten."""
     known = {number: on.expected(number, request).sequence.tokens for number, request in enumerate(requests)}
-    foresight = Foresight(known, seed)
+    foresight = Foresight(known, seed, branches=branches)
     engine = Engine(on.runner, max_batch, step_tokens, Batching(mode), shares, speculator=foresight)
     client, left = run_schedule(engine, requests)
     assert_same_as_alone(on, requests, client, left)
@@ -164,7 +165,11 @@ def test_the_reference_says_the_same_with_drafts() -> None:
     prompts = [[*range(20, 60), 11 + number] for number in range(4)]
     expected = {number: alone(runner, prompt, 24) for number, prompt in enumerate(prompts)}
     known = {number: completion.sequence.tokens for number, completion in expected.items()}
-    for speculator in (Foresight(known, 1), eager(DraftModel(reference(40), VOCABULARY))):
+    for speculator in (
+        Foresight(known, 1),
+        Foresight(known, 1, branches=True),
+        eager(DraftModel(reference(40), VOCABULARY)),
+    ):
         client = EngineClient(Engine(runner, max_batch=4, step_tokens=48, speculator=speculator))
         for number, prompt in enumerate(prompts):
             client.submit(number, prompt, 24)

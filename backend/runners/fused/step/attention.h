@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "activations.h"
@@ -160,17 +161,16 @@ inline void prefetch(const void* p, size_t bytes) {
 
 template <class Number, int QUERIES>
 void attend(
-    const Model& m, int layer_index, const int32_t* table, int kv_head, const QueryTile& q, float* scores,
-    const void** values) {
+    const Model& m, const uint8_t* const* blocks_of_head, const QueryTile& q, float* scores, const void** values) {
   const long stride = m.max_context + BLOCK;
   const int length = *std::max_element(q.length, q.length + QUERIES);
   const int blocks = (length + BLOCK - 1) / BLOCK;
   for (int b = 0; b < blocks; b++) {
-    uint8_t* numbers = m.block(layer_index, table[b], kv_head);
+    const uint8_t* numbers = blocks_of_head[b];
     const Number* keys = (const Number*)numbers;
     const float* scales = m.kv_is_bytes ? m.block_scales(numbers) : nullptr;
     const size_t half_block = BLOCK * m.head_dim * sizeof(Number);
-    if (b + 1 < blocks) prefetch(m.block(layer_index, table[b + 1], kv_head), half_block);
+    if (b + 1 < blocks) prefetch(blocks_of_head[b + 1], half_block);
     prefetch(keys + BLOCK * m.head_dim, half_block);
     score_block<Number, QUERIES>(keys, scales, m.head_dim, q.vector, scores + b * BLOCK, stride);
     values[b] = keys + BLOCK * m.head_dim;
@@ -180,7 +180,7 @@ void attend(
   for (int i = 0; i < QUERIES; i++)
     inverse[i] = 1.f / softmax_without_division(scores + i * stride, q.length[i], blocks * BLOCK, scale);
   for (int b = 0; m.kv_is_bytes && b < blocks; b++) {
-    const float* value_scales = m.block_scales(m.block(layer_index, table[b], kv_head)) + BLOCK;
+    const float* value_scales = m.block_scales(blocks_of_head[b]) + BLOCK;
     // Tokens beyond a query's own have weight 0 and, in a block that is not full, undefined scales.
     for (int i = 0; i < QUERIES; i++)
       for (int t = b * BLOCK; t < std::min(q.length[i], (b + 1) * BLOCK); t++)
@@ -195,7 +195,7 @@ void attend(
   }
 }
 
-using AttentionKernel = void (*)(const Model&, int, const int32_t*, int, const QueryTile&, float*, const void**);
+using AttentionKernel = void (*)(const Model&, const uint8_t* const*, const QueryTile&, float*, const void**);
 constexpr AttentionKernel ATTENTION_KERNELS[2][7] = {
     {nullptr, attend<half, 1>, attend<half, 2>, attend<half, 3>, attend<half, 4>,
 #ifdef WIDE
@@ -218,13 +218,48 @@ std::vector<RowGroup> group_rows(const Model& m, const Step& step) {
   const int peak = std::max(1, QUERY_TILE / (m.heads / m.kv_heads));
   std::vector<RowGroup> groups;
   for (int row = 0; row < step.rows; row++) {
-    const bool joins = row && step.row_sequence[row] == step.row_sequence[row - 1] && groups.back().count < peak;
+    const bool joins = row && step.row_sequence[row] == step.row_sequence[row - 1] && groups.back().count < peak &&
+                       !step.branches(row) && !step.branches(row - 1);
     if (joins)
       groups.back().count++;
     else
       groups.push_back({row, 1});
   }
   return groups;
+}
+
+// Copies a token's key and value of one head from one block to another, at other offsets.
+void copy_token(const Model& m, const uint8_t* from, int at, uint8_t* to, int place) {
+  const size_t size = m.kv_is_bytes ? 1 : sizeof(half);
+  for (int d = 0; d < m.head_dim; d++)
+    std::memcpy(to + (d * BLOCK + place) * size, from + (d * BLOCK + at) * size, size);
+  const size_t row = m.head_dim * size, keys = BLOCK * row;
+  std::memcpy(to + keys + place * row, from + keys + at * row, row);
+  if (!m.kv_is_bytes) return;
+  for (int part = 0; part < 2; part++)
+    m.block_scales(to)[part * BLOCK + place] = m.block_scales(from)[part * BLOCK + at];
+}
+
+// The blocks that a row sees, in the order of its tokens. What a row of a branching draft sees does not lie in this
+// order: its last tokens are copied to `tail`, so that it is computed as if they did, to the last bit.
+void blocks_seen(
+    const Model& m, int layer_index, const Step& step, int row, int kv_head, uint8_t* tail, const uint8_t** blocks) {
+  const int32_t* table = step.block_tables + (long)step.row_sequence[row] * step.table_width;
+  const bool branches = step.branches(row);
+  const int length = step.positions[row] + 1, whole = branches ? step.seen[row] / BLOCK : (length + BLOCK - 1) / BLOCK;
+  for (int b = 0; b < whole; b++) blocks[b] = m.block(layer_index, table[b], kv_head);
+  if (!branches) return;
+  const size_t bytes = m.head_bytes();
+  for (int i = 0; i * BLOCK < length - whole * BLOCK; i++) blocks[whole + i] = tail + i * bytes;
+  int copied = 0;
+  auto copy = [&](int place) {
+    const uint8_t* from = m.block(layer_index, table[place / BLOCK], kv_head);
+    copy_token(m, from, place % BLOCK, tail + copied / BLOCK * bytes, copied % BLOCK);
+    copied++;
+  };
+  for (int place = whole * BLOCK; place < step.seen[row]; place++) copy(place);
+  for (int i = 0; i < 63; i++)
+    if (step.masks[row] >> i & 1) copy(step.seen[row] + i);
 }
 
 void attention(Model& m, int layer_index, const Step& step, const std::vector<RowGroup>& groups, int thread) {
@@ -234,7 +269,8 @@ void attention(Model& m, int layer_index, const Step& step, const std::vector<Ro
     // Long contexts come last in a prefill; start with them, so that the threads end groups_per_scale.
     const RowGroup& group = groups[groups.size() - 1 - task / m.kv_heads];
     const int kv_head = task % m.kv_heads;
-    const int32_t* table = step.block_tables + (long)step.row_sequence[group.first] * step.table_width;
+    const uint8_t** blocks = m.blocks_of_head[thread].data();
+    blocks_seen(m, layer_index, step, group.first + group.count - 1, kv_head, m.tails[thread].data(), blocks);
     const int vectors = group.count * group_heads;
     for (int start = 0; start < vectors; start += QUERY_TILE) {
       QueryTile q;
@@ -246,8 +282,7 @@ void attention(Model& m, int layer_index, const Step& step, const std::vector<Ro
         q.length[i] = step.positions[row] + 1;
         q.out[i] = &m.attention_output[(row * m.heads + head) * m.head_dim];
       }
-      ATTENTION_KERNELS[m.kv_is_bytes][q.count](
-          m, layer_index, table, kv_head, q, m.scores[thread].data(), m.values[thread].data());
+      ATTENTION_KERNELS[m.kv_is_bytes][q.count](m, blocks, q, m.scores[thread].data(), m.values[thread].data());
     }
   }
 }

@@ -106,11 +106,12 @@ void fused_destroy(void* model) { delete static_cast<Model*>(model); }
 // logits: [wanted][vocab]; hidden: [wanted_hidden][hidden].
 // Returns 0, or 1 if there is no memory for a step of so many rows; then nothing has been written.
 int fused_step(void* model, int rows, const int32_t* tokens, const int32_t* positions, const int64_t* slots,
-                int sequences, const int32_t* query_starts, const int32_t* block_tables, int table_width, int wanted,
+                int sequences, const int32_t* query_starts, const int32_t* block_tables, int table_width,
+                const int32_t* seen, const int64_t* masks, int wanted,
                 const int32_t* logits_rows, float* logits, int wanted_hidden, const int32_t* hidden_rows, float* hidden,
                 int threads) {
   Model& m = *static_cast<Model*>(model);
-  Step step{rows, tokens, positions, slots, {}, block_tables, table_width};
+  Step step{rows, tokens, positions, slots, {}, block_tables, table_width, seen, masks};
   std::vector<RowGroup> groups;
   try {
     m.reserve(rows, threads);

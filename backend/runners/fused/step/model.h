@@ -43,6 +43,9 @@ struct Linear {
   }
 };
 
+// Most blocks of the tokens that a row of a branching draft sees beyond those that lie in the order of the tokens.
+constexpr int BRANCH_BLOCKS = (BLOCK - 1 + 63 + BLOCK - 1) / BLOCK;
+
 // Rows that a matrix is multiplied with: floats and, for integer weights, quantised in the input order of the matrix.
 struct Activations {
   std::vector<float> floats;
@@ -89,6 +92,8 @@ struct Model {
   std::vector<Activations> per_thread;  // of a single row: computing it in each thread is cheaper than a barrier
   std::vector<std::vector<float>> scores;        // attention scores, one buffer for each thread
   std::vector<std::vector<const void*>> values;  // likewise: where the values of each block of a sequence are
+  std::vector<std::vector<const uint8_t*>> blocks_of_head;  // likewise: its blocks
+  std::vector<std::vector<uint8_t>> tails;                  // likewise: the last blocks that a row of a tree sees
 
   int qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
   int max_width() const { return std::max({hidden, heads * head_dim, padded_intermediate()}); }
@@ -101,6 +106,7 @@ struct Model {
     return kv + ((layer_index * blocks + block_index) * kv_heads + kv_head) * head_bytes();
   }
   float* block_scales(uint8_t* block) const { return (float*)(block + 2L * BLOCK * head_dim); }
+  const float* block_scales(const uint8_t* block) const { return (const float*)(block + 2L * BLOCK * head_dim); }
   // Allocates all memory that a step needs. Throws std::bad_alloc; a later, smaller step may still succeed.
   void reserve(int rows, int threads) {
     if (rows > capacity) {
@@ -113,10 +119,14 @@ struct Model {
     }
     scores.resize(std::max<size_t>(scores.size(), threads));
     values.resize(std::max<size_t>(values.size(), threads));
+    blocks_of_head.resize(std::max<size_t>(blocks_of_head.size(), threads));
+    tails.resize(std::max<size_t>(tails.size(), threads));
     per_thread.resize(std::max<size_t>(per_thread.size(), threads));
     for (auto& rows_of_one : per_thread) rows_of_one.reserve(1, max_width());
     for (auto& buffer : scores) buffer.resize((size_t)QUERY_TILE * (max_context + BLOCK));
     for (auto& buffer : values) buffer.resize(max_context / BLOCK + 1);
+    for (auto& buffer : blocks_of_head) buffer.resize(max_context / BLOCK + 1);
+    for (auto& buffer : tails) buffer.resize(BRANCH_BLOCKS * head_bytes());
   }
 };
 
@@ -128,6 +138,12 @@ struct Step {
   std::vector<int32_t> row_sequence;  // index of each row's block table
   const int32_t* block_tables;
   int table_width;
+  // Of drafts that branch: a row sees the places before `seen`, and place seen + i where bit i of its mask is set.
+  // Null: every row sees all places up to its own.
+  const int32_t* seen;
+  const int64_t* masks;
+
+  bool branches(int row) const { return masks && masks[row]; }
 };
 
 }  // namespace

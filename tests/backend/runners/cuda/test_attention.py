@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backend.engine.model_runner import BLOCK_SIZE, SequenceRows, pack
 from backend.kernels.paged_decode import AttentionShape, PagedRows, paged_decode
-from backend.kernels.paged_prefill import paged_prefill, prefill_tile_rows, prefill_tiles
+from backend.kernels.paged_prefill import PagedTree, paged_prefill, prefill_tile_rows, prefill_tiles
 from tests.backend.runners.cuda.examples import FEW
 from tests.backend.runners.cuda.references import TOLERANCE, PagedCase, attention_reference, paged_case, relative_error
 
@@ -121,3 +125,58 @@ def test_prefill_reads_no_block_before_the_window(dtype: torch.dtype) -> None:
     keys[0], values[0] = float("nan"), float("nan")
 
     assert torch.equal(before, prefill())
+
+
+@given(
+    shape=shapes((64, 80)).filter(lambda shape: not 0 < shape.window < 16),
+    chunks=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), min_size=1, max_size=2),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 99),
+)
+@FEW
+def test_rows_of_a_tree_see_their_own_branch(
+    shape: AttentionShape, chunks: list[tuple[int, int]], dtype: torch.dtype, seed: int
+) -> None:
+    """Each row of a draft that branches attends as if its branch alone followed the sequence, whatever lies between."""
+    numbers = random.Random(seed)  # noqa: S311
+    trees = [tuple(numbers.randint(-1, node - 1) for node in range(numbers.randint(1, 14))) for _ in chunks]
+    case = paged_case(
+        shape, [(start, count + len(tree)) for (start, count), tree in zip(chunks, trees, strict=True)], dtype, seed
+    )
+    step = pack(
+        [
+            SequenceRows([0] * (count + len(tree)), start, table.tolist(), parents=tree)
+            for (start, count), tree, table in zip(chunks, trees, case.where.block_tables, strict=True)
+        ],
+        [],
+    )
+    assert step.tree is not None
+    where = replace(case.where, positions=torch.from_numpy(step.positions))
+    tree = PagedTree(*map(torch.from_numpy, (step.tree.places, step.tree.seen, step.tree.masks)))
+    tiles = torch.from_numpy(prefill_tiles(step.query_starts, step.positions, prefill_tile_rows(shape, dtype)))
+    output = torch.empty(len(step.positions), shape.num_heads * shape.head_dim, dtype=dtype)
+    paged_prefill(case.query, case.keys, case.values, where, tiles, shape, output, tree)
+    tables = case.where.block_tables[torch.from_numpy(step.query_starts.searchsorted(range(len(output)), "right") - 1)]
+    for row, (table, position) in enumerate(zip(tables, step.positions.tolist(), strict=True)):
+        places = [*range(step.tree.seen[row])]
+        places += [step.tree.seen[row] + bit for bit in range(63) if step.tree.masks[row] >> bit & 1]
+        assert len(places) == position + 1
+        # The same tokens, in a sequence that has nothing else.
+        blocks, count = table[torch.tensor(places) // BLOCK_SIZE].long(), -(-len(places) // BLOCK_SIZE)
+        memory = torch.zeros(2, count * BLOCK_SIZE, shape.num_kv_heads, shape.head_dim, dtype=dtype)
+        for part, store in enumerate((case.keys, case.values)):
+            memory[part, : len(places)] = store[blocks, :, torch.tensor(places) % BLOCK_SIZE]
+        keys, values = memory.view(2, count, BLOCK_SIZE, shape.num_kv_heads, shape.head_dim).transpose(2, 3)
+        alone = PagedCase(
+            shape,
+            case.query[row : row + 1],
+            keys,
+            values,
+            PagedRows(
+                torch.arange(count, dtype=torch.int32)[None],
+                torch.zeros(1, dtype=torch.int32),
+                torch.tensor([position], dtype=torch.int32),
+            ),
+            np.array([0, 1], dtype=np.int32),
+        )
+        assert relative_error(output[row : row + 1], attention_reference(alone)) < TOLERANCE[dtype]
