@@ -106,6 +106,7 @@ class Pipeline:
                 return await self._replay.answer(request, inference, finished)
             flight, joined = self._single_flight.join_or_start(inference, key, outcome, query, admission, deadline)
             with flight.subscribe(deadline if joined else None) as subscriber:
+                asks_again = False
                 try:
                     return await self._relay.answer(
                         request, inference, key, outcome, query, subscriber, joined, admission.headers
@@ -114,13 +115,16 @@ class Pipeline:
                     if stale_if_error_hit := self._lookup.stale_if_error_hit(inference, outcome):
                         return await self._replay.answer(request, inference, stale_if_error_hit, "stale-if-error")
                     if joined and not is_again and flight.status == _OK and _is_broken_by(flight, error):
+                        asks_again = True
                         raise _JoinedBroke from error
                     raise
                 finally:
                     if joined:
-                        self._accounting.joined(inference, flight)
                         record.span.link(flight.span)
-                    describe_flight(record, flight, joined)
+                    if not asks_again:
+                        if joined:
+                            self._accounting.joined(inference, flight)
+                        describe_flight(record, flight, joined)
 
     async def _serve_exact_hit(
         self, request: web.BaseRequest, inference: InferenceRequest, key: Key, hit: Hit

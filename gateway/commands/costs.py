@@ -16,7 +16,17 @@ examples:
   keepgate costs --by day,team --since 2026-11-01 --until 2026-12-01 --csv
   keepgate costs --by layer --model gpt-4o"""
 
-_COUNTERS = ("requests", "hits", "prompt_tokens", "cached_tokens", "completion_tokens", "cost", "saving", "unpriced")
+_COUNTERS = (
+    "requests",
+    "hits",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "cost",
+    "saving",
+    "unpriced",
+    "estimated",
+)
 _FILTERS = ("key", "team", "model", "upstream", "layer")
 
 
@@ -55,6 +65,8 @@ def _print_table(answer: Mapping[str, Any]) -> None:
         print("  ".join(cells).rstrip())
     if unpriced := answer["total"]["unpriced"]:
         print(f"Requests without a known price, which are in neither sum: {unpriced:,}")
+    if estimated := answer["total"]["estimated"]:
+        print(f"Requests whose tokens are estimated, such as of streams that clients broke off: {estimated:,}")
     for machine in answer["machines"]:
         if machine["dollars_per_1k_tokens"] is not None:
             print(f"{machine['upstream']}: ${machine['dollars_per_1k_tokens']:.6f} for 1,000 tokens, as measured")

@@ -11,7 +11,17 @@ from cache.stores.shared_totals import Bucket, Names, SharedTotals, writing_at_t
 from gateway import metrics
 from gateway.costs.pricing import Charge
 
-COUNTERS = ("requests", "hits", "prompt_tokens", "cached_tokens", "completion_tokens", "cost", "saving", "unpriced")
+COUNTERS = (
+    "requests",
+    "hits",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "cost",
+    "saving",
+    "unpriced",
+    "estimated",
+)
 _COST, _SAVING = COUNTERS.index("cost"), COUNTERS.index("saving")
 HOUR = 3600
 OTHER = "other"
@@ -78,12 +88,13 @@ class Ledger:
         group[5] += charge.cost or 0.0
         group[6] += charge.saving or 0.0
         group[7] += charge.cost is None or charge.saving is None
+        group[8] += charge.estimated
 
     def _new_group(self, *names: str) -> list[Any]:
         """Counters of a group; of one too many, those of the other keys and models of its team and upstream."""
         if len(self._groups) >= _MAX_GROUPS:
             names = _folded(names)
-        return self._groups.setdefault(names, [0, 0, 0, 0, 0, 0.0, 0.0, 0])  # type: ignore[arg-type]  # there are five
+        return self._groups.setdefault(names, [0, 0, 0, 0, 0, 0.0, 0.0, 0, 0])  # type: ignore[arg-type]  # there are five
 
     def collect(self) -> None:
         """Bring what was counted into the totals of its hour and into the metrics."""

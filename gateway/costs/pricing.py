@@ -34,6 +34,8 @@ class Charge(msgspec.Struct, frozen=True, gc=False):
 
     `layer` is where its answer came from: "none" for an upstream, "flight" for the upstream call of another request,
     else the layer of the cache. `repeat_cost` is what the same request would have cost again: what a hit saves.
+    `estimated` says that the upstream has not said the tokens: then they are what the request and what came of the
+    answer have about, and what a repetition would have cost is not known.
     """
 
     model: str
@@ -46,10 +48,14 @@ class Charge(msgspec.Struct, frozen=True, gc=False):
     cost: float | None = None
     repeat_cost: float | None = None
     saving: float | None = 0.0
+    estimated: bool = False
 
     def joined(self) -> "Charge":
-        """The charge of a request that shared this one's upstream call."""
-        return msgspec.structs.replace(self, layer="flight", cost=0.0, saving=self.repeat_cost)
+        """The charge of a request that shared this one's upstream call. No saving is estimated."""
+        shared = msgspec.structs.replace(self, layer="flight", cost=0.0, saving=self.repeat_cost)
+        if not self.estimated:
+            return shared
+        return msgspec.structs.replace(shared, prompt_tokens=0, completion_tokens=0, estimated=False)
 
 
 class Pricing:
@@ -79,8 +85,12 @@ class Pricing:
         model: str,
         usage: TokenUsage | None,
         share: MachineShare | None = None,
+        *,
+        estimated: bool = False,
     ) -> Charge:
-        """The charge of an answer that the upstream has computed; `share` is ended, of a machine paid by the hour."""
+        """The charge of an answer that the upstream has computed; `share` is ended, of a machine paid by the hour.
+        `estimated` says that `usage` is.
+        """
         counts = usage or TokenUsage(0)
         cost, repeat_cost = self._costs(upstream, settings, model, usage, share)
         return Charge(
@@ -91,7 +101,8 @@ class Pricing:
             written_tokens=counts.written,
             completion_tokens=counts.completion,
             cost=cost,
-            repeat_cost=repeat_cost,
+            repeat_cost=None if estimated else repeat_cost,
+            estimated=estimated,
         )
 
     def refresh(self) -> None:

@@ -166,8 +166,8 @@ def forwarded_headers(upstream: CIMultiDict[str], outcome: Outcome, entry_id: st
 
 
 def cost_headers(charge: Charge | None, joined: bool) -> dict[str, str]:
-    """For an answer that an upstream has computed, for this request or for the one that it `joined`."""
-    if charge is None:
+    """For an answer that an upstream has computed, for this request or for the one that it `joined`. No estimates."""
+    if charge is None or charge.estimated:
         return {}
     cost, saving = (0.0, charge.repeat_cost) if joined else (charge.cost, None)
     headers = {} if cost is None else {COST_HEADER: money(cost)}

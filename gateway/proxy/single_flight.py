@@ -263,6 +263,7 @@ class SingleFlight:
 
     def _entry(self, inference: InferenceRequest, key: Key, flight: Flight, recording: Recording) -> Entry:
         prompt_tokens, completion_tokens = recording.usage or (0, 0)
+        charge = None if flight.charge is None or flight.charge.estimated else flight.charge
         return Entry(
             id=key.id,
             proof=key.proof,
@@ -277,10 +278,10 @@ class SingleFlight:
             completion_tokens=completion_tokens,
             seconds=flight.seconds,
             content_type=flight.content_type if isinstance(flight.form, WholeEndpoint) else "",
-            cost=None if flight.charge is None else flight.charge.cost,
-            repeat_cost=None if flight.charge is None else flight.charge.repeat_cost,
-            cached_tokens=0 if flight.charge is None else flight.charge.cached_tokens,
-            written_tokens=0 if flight.charge is None else flight.charge.written_tokens,
+            cost=None if charge is None else charge.cost,
+            repeat_cost=None if charge is None else charge.repeat_cost,
+            cached_tokens=0 if charge is None else charge.cached_tokens,
+            written_tokens=0 if charge is None else charge.written_tokens,
             upstream=flight.source.name if flight.source is not None else "",
             asked=inference.fingerprint,
             tags=flight.tags,
@@ -313,10 +314,10 @@ def _end_span(flight: Flight) -> None:
         return
     if source is not None:
         span.set({**server_attributes(source.url), "http.response.status_code": flight.status})
-    if flight.charge is not None:
+    if flight.charge is not None and not flight.charge.estimated:
         charge = flight.charge
         span.set(usage_attributes(charge.prompt_tokens, charge.completion_tokens, charge.cached_tokens))
-    if flight.error is not None:
+    if flight.error is not None and not flight.abandoned:
         span.fail(flight.error.label)
     span.end()
 

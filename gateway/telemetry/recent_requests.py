@@ -51,6 +51,8 @@ class RecentRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     rejected_prediction_tokens: int = 0
     cost: float | None = None
     saving: float | None = None
+    estimated: bool = False
+    """Whether tokens and cost are, since the upstream has not said them, as of an answer that was broken off."""
     error: str = ""
     timings: dict[str, float] = {}
     """Seconds by part, of a request with `x-keepgate-profile`."""
@@ -68,6 +70,7 @@ _COPIED = (
     "prediction",
     "accepted_prediction_tokens",
     "rejected_prediction_tokens",
+    "estimated",
 )
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(RecentRequest).decode

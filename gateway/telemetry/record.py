@@ -1,5 +1,6 @@
 """What is known of a request: made when it arrives, filled in along its way, told when it has ended."""
 
+import asyncio
 import itertools
 import re
 import secrets
@@ -63,6 +64,8 @@ class RequestRecord(msgspec.Struct):
     cost: float | None = None
     """In US dollars."""
     saving: float | None = None
+    estimated: bool = False
+    """Whether tokens and cost are, since the upstream has not said them, as of an answer that was broken off."""
     saved_seconds: float = 0.0
     """How long the answer took to compute that was not computed again."""
     first_byte_at: float = 0.0
@@ -71,6 +74,8 @@ class RequestRecord(msgspec.Struct):
     """Of the answer's body."""
     error: str = ""
     """The code of the error with which it ended."""
+    ends_with: asyncio.Task[None] | None = None
+    """What completes the record, of a client that has left before the answer that it pays for has ended."""
 
     @property
     def trace_id(self) -> str:

@@ -35,6 +35,7 @@ _TOLD = (
     "prediction",
     "accepted_prediction_tokens",
     "rejected_prediction_tokens",
+    "estimated",
     "bytes",
     "error",
 )
@@ -67,9 +68,16 @@ class RequestLog:
         return record
 
     def finish(self, record: RequestRecord) -> None:
-        """The response has been sent, or was broken off; the record is complete."""
-        ended = record.ended = time.monotonic()
+        """The response has been sent, or was broken off; the record is complete, or is once `ends_with` is done."""
+        record.ended = time.monotonic()
         self.in_flight -= 1
+        if record.ends_with is None:
+            self._tell(record)
+        else:
+            record.ends_with.add_done_callback(lambda _: self._tell(record))
+
+    def _tell(self, record: RequestRecord) -> None:
+        ended = record.ended
         if record.family:
             self._statistics.count(record)
             self._recent.note(record)

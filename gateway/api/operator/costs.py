@@ -26,7 +26,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 class CostTotal(msgspec.Struct, kw_only=True):
-    """Counts of requests and tokens, and US dollars. `unpriced` are requests whose cost or saving is not known."""
+    """Counts of requests and tokens, and US dollars. `unpriced` are requests whose cost or saving is not known, and
+    `estimated` those whose tokens and cost are estimates, since the upstream has not said them.
+    """
 
     requests: int
     hits: int
@@ -36,6 +38,7 @@ class CostTotal(msgspec.Struct, kw_only=True):
     cost: float
     saving: float
     unpriced: int
+    estimated: int
 
 
 class CostRow(CostTotal, kw_only=True, omit_defaults=True):

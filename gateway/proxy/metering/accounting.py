@@ -53,30 +53,21 @@ class Accounting:
         upstream = flight.source
         if self._pricing is None or upstream is None or flight.status != 200:
             return None
-        usage = flight.recording.billed if flight.recording is not None else None
+        usage, estimated = _usage(inference, flight)
         if upstream.machine is not None and usage is not None:
             upstream.machine.count(usage.prompt + usage.completion)
         model = flight.model or inference.model
-        charge = self._pricing.charge(upstream.name, upstream.settings, model, usage, flight.share)
+        charge = self._pricing.charge(upstream.name, upstream.settings, model, usage, flight.share, estimated=estimated)
         self._ledger.record(charge, *_names(inference.caller))
         return charge
 
     def used(self, inference: InferenceRequest, flight: Flight) -> tuple[int, float]:
-        """Tokens and dollars that the upstream's answer counts for limits, once its charge is known.
-
-        Where the upstream has not said them, as of an answer that was broken off, they are estimated from the prompt
-        and from what came: who leaves early has used them all the same.
-        """
+        """Tokens and dollars that the upstream's answer counts for limits, once its charge is known."""
         if flight.status != 200:
             return 0, 0.0
-        usage = flight.recording.billed if flight.recording is not None else None
+        usage, _ = _usage(inference, flight)
         cost = None if flight.charge is None else flight.charge.cost
-        if usage is not None:
-            return usage.prompt + usage.completion, cost or 0.0
-        if isinstance(flight.form, WholeEndpoint):
-            return 0, cost or 0.0
-        prompt, output = prompt_tokens(inference.body, inference.asked.fields), flight.output_tokens
-        return prompt + output, self.estimate(inference, prompt, output) if cost is None else cost
+        return 0 if usage is None else usage.prompt + usage.completion, cost or 0.0
 
     def joined(self, inference: InferenceRequest, flight: Flight) -> None:
         """A request that shared the upstream call of another one, once that has ended."""
@@ -114,6 +105,19 @@ class Accounting:
         self._index.hit(entry.id)
         if self._pricing is not None:
             self._ledger.hit(entry, layer, *_names(caller), saving)
+
+
+def _usage(inference: InferenceRequest, flight: Flight) -> tuple[TokenUsage | None, bool]:
+    """The tokens of an answer, and whether they are estimated.
+
+    That is where the upstream has not said them, as of an answer that was broken off: from the prompt and from what
+    came, for who leaves early has used them all the same. None for a form without tokens.
+    """
+    if flight.recording is not None and flight.recording.billed is not None:
+        return flight.recording.billed, False
+    if isinstance(flight.form, WholeEndpoint):
+        return None, False
+    return TokenUsage(prompt_tokens(inference.body, inference.asked.fields), flight.output_tokens), True
 
 
 def _names(caller: Caller) -> tuple[str, str]:

@@ -30,17 +30,28 @@ def describe_hit(record: RequestRecord, entry: Entry, family: str, layer: str, s
 
 
 def describe_flight(record: RequestRecord, flight: Flight, joined: bool) -> None:
-    """An answer that an upstream has computed, once it has ended."""
+    """An answer that an upstream has computed, once it has ended.
+
+    Who began it pays for it: where its client leaves before that, the record is told of when the answer has ended.
+    """
+    if flight.task is not None and not flight.finished and not joined:
+        record.ends_with = flight.task
+        flight.task.add_done_callback(lambda _: _describe_flight(record, flight, joined))
+    else:
+        _describe_flight(record, flight, joined)
+
+
+def _describe_flight(record: RequestRecord, flight: Flight, joined: bool) -> None:
     record.upstream = flight.upstream
     if joined:
         record.layer, record.saved_seconds = "flight", flight.seconds
     elif flight.prediction:
         record.prediction = flight.prediction
         record.accepted_prediction_tokens, record.rejected_prediction_tokens = flight.prediction_tokens
-    if flight.error is not None:
+    if flight.error is not None and not flight.abandoned:  # else nobody was told of it
         record.error = flight.error.label
     if flight.charge is not None:
         charge = flight.charge.joined() if joined else flight.charge
         record.prompt_tokens, record.cached_tokens = charge.prompt_tokens, charge.cached_tokens
         record.completion_tokens = charge.completion_tokens
-        record.cost, record.saving = charge.cost, charge.saving
+        record.cost, record.saving, record.estimated = charge.cost, charge.saving, charge.estimated

@@ -7,12 +7,13 @@ import msgspec
 import pytest
 
 from gateway.settings.limits import KeySettings
-from gateway.settings.operations import CostSettings
+from gateway.settings.operations import CostSettings, LogSettings
 from gateway.settings.upstreams import RoutingSettings, UpstreamSettings
 from gateway.upstreams.mock import MockUpstream, Reply
 from tests.cache.valkey import Valkey
 from tests.gateway.client import CHAT, Client, chat
 from tests.gateway.conftest import Stage
+from tests.waiting import until
 
 ADMIN = {"x-keepgate-admin-key": "operator"}
 
@@ -229,6 +230,73 @@ async def test_an_answer_that_is_broken_off_is_paid(stage: Stage, valkey: Valkey
     await client.until("flights", 0)
     assert (await limited.post(chat("two", max_tokens=20))).error["code"] == "insufficient_quota"
     assert (await limited.post(chat("two", max_tokens=2))).status == 200
+
+
+async def test_what_a_broken_off_answer_is_charged_is_what_is_told_of_it(
+    stage: Stage, valkey: Valkey, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Budget, costs, statistics, the list of requests and the log have one sum, which each of a request marks."""
+    mock = await stage.mock(Reply(events=[{"choices": [{"index": 0, "delta": {"content": "a"}}]}] * 500, pause=0.01))
+    prices = {"mock": {"input": 0, "output": 1e6}}  # a dollar for each token
+    costs, log = msgspec.convert({"prices": prices}, CostSettings), LogSettings(requests="all")
+    client = await gateway_of(stage, valkey, mock, costs=costs, log=log)
+    caplog.set_level("INFO", "keepgate.requests")
+    limited = await key(client, "limited", limits={"budget_per_day": 3000})
+    async with limited.stream(chat("one", stream=True)) as stream:
+        for _ in range(15):
+            await stream.event()
+
+    async def requests() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = (await client.send("GET", "/v1/requests", None, ADMIN)).json["data"]
+        return found
+
+    async def is_told() -> bool:
+        return bool(await requests())
+
+    await until(is_told)
+    (told,) = await requests()
+    tokens, cost = told["completion_tokens"], told["cost"]
+    assert (told["status"], told["cache"], told["estimated"]) == (499, "miss", True)
+    assert "error" not in told
+    assert 15 <= tokens == cost < 500
+    (budget,) = (await client.send("GET", "/v1/budgets", None, ADMIN)).json["data"]
+    assert budget["day"]["spent"] == cost
+    total = (await client.send("GET", "/v1/costs?since=1h", None, ADMIN)).json["total"]
+    assert {name: total[name] for name in ("requests", "completion_tokens", "cost", "saving", "unpriced")} == {
+        "requests": 1,
+        "completion_tokens": tokens,
+        "cost": cost,
+        "saving": 0,
+        "unpriced": 0,
+    }
+    assert total["estimated"] == 1
+    window = (await client.send("GET", "/v1/cache/stats", None, ADMIN)).json["windows"]["1h"]
+    assert (window["computed"], window["completion_tokens"], window["cost"]) == (1, tokens, cost)
+    (line,) = [record.message for record in caplog.records if "/v1/chat/completions 499" in record.message]
+    assert f"completion_tokens={tokens}" in line
+    assert "estimated=True" in line
+
+
+async def test_who_leaves_a_shared_answer_pays_for_all_of_it(stage: Stage, valkey: Valkey) -> None:
+    """Another client goes on to read what the first has begun: the first is told the sum at its end, once."""
+    mock = await stage.mock(Reply(text="a " * 20, pause=0.01))
+    prices = {"mock": {"input": 0, "output": 1e6}}
+    client = await gateway_of(stage, valkey, mock, costs=msgspec.convert({"prices": prices}, CostSettings))
+    limited = await key(client, "limited", limits={"budget_per_day": 3000}, namespace="both")
+    other = await key(client, "other", namespace="both")
+    before = await client.figure("collapsed_requests_total")
+    async with limited.stream(chat("one", stream=True)) as first:
+        await first.event()
+        second = asyncio.create_task(other.post(chat("one", stream=True)))
+        await client.until("collapsed_requests_total", before + 1)
+    assert (await second).status == 200
+    found = (await client.send("GET", "/v1/requests", None, ADMIN)).json["data"]
+    charged = {each["status"]: (each.get("layer"), each["cost"], each["saving"]) for each in found}
+    cost = charged[499][1]
+    assert charged == {499: (None, cost, 0.0), 200: ("flight", 0.0, cost)}
+    assert not any(each.get("estimated") for each in found)
+    (budget,) = (await client.send("GET", "/v1/budgets", None, ADMIN)).json["data"]
+    assert budget["day"]["spent"] == cost
 
 
 @pytest.mark.parametrize(("path", "body"), [(CHAT, chat("a " * 60)), ("/v1/embeddings", {"input": "a " * 60})])
