@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -26,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 def main() -> None:
     """Computes steps until rank 0 closes the socket, whose file descriptor is the only argument."""
+    # A service manager sends these to all processes: rank 0 decides when the others end.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     # Before torch is imported, so that rank 0 hears of this process from the beginning.
     threading.Thread(target=_beat, args=(channel,), name="beat", daemon=True).start()

@@ -112,6 +112,15 @@ def test_a_rank_is_lost_while_nothing_is_computed(four_ranks: ParallelRunner) ->
     assert told == ["rank 3 (stage 2 of 2, part 2 of 2) was killed by SIGKILL"] * 2
 
 
+def test_rank_0_alone_decides_when_ranks_end(four_ranks: ParallelRunner) -> None:
+    """A stop signal to all processes, as service managers send it, ends no rank amid the last requests."""
+    for pid in four_ranks.ranks.pids.values():
+        os.kill(pid, signal.SIGTERM)
+    for _ in range(3):
+        four_ranks.run(some_step())
+    assert four_ranks.ranks.failure is None
+
+
 def test_an_error_in_a_step_ends_the_engine(four_ranks: ParallelRunner) -> None:
     """A step that cannot be computed raises an error that names a rank and what was wrong, and ends all."""
     beyond = replace(some_step(), slot_mapping=np.full(64, 10**6, dtype=np.int64))
