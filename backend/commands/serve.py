@@ -195,6 +195,12 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="a smaller model with the same vocabulary that writes what is verified where nothing is found (default: "
         "none)",
     )
+    parser.add_argument(
+        "--medusa",
+        type=Path,
+        metavar="DIR",
+        help="heads from `keepgate train-medusa` that propose what is verified where nothing is found (default: none)",
+    )
     add_prefix_arguments(parser)
     parser.add_argument(
         "--chat-template",
@@ -301,6 +307,7 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
         threads=arguments.threads or len(os.sched_getaffinity(0)),
         speculation=arguments.speculation,
         draft_model=arguments.draft_model,
+        medusa=arguments.medusa,
         prefix_store=prefix_store,
         public_prefixes=tuple(arguments.public_prefix),
         strict_fields=arguments.strict_fields,

@@ -81,6 +81,8 @@ class EngineConfig:
     """KV blocks to have, whatever memory they take; None: as many as ``kv_memory`` holds."""
     speculation: bool = True
     """Whether a step verifies drafts of the tokens to come, where that is expected to pay."""
+    medusa: Path | None = None
+    """Directory with Medusa's heads for the model; None: it has none."""
     draft_model: str = ""
     """Model with the same vocabulary that writes drafts; empty: they are only looked up."""
     shares_prefixes: bool = True

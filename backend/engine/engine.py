@@ -277,7 +277,8 @@ class Engine:
             may_have = [chunk for chunk in chunks if self._states[chunk.sequence.id].may_have_drafts]
             drafts = self._speculator.propose(may_have, room, self.scheduler.reserve)
             chunks = self.scheduler.with_drafts(chunks, drafts)
-        return self._run(chunks, *build_step(chunks, self._states), can_sample_ahead(chunks))
+        wants_states = self._speculator is not None and self._speculator.wants_states
+        return self._run(chunks, *build_step(chunks, self._states, wants_states), can_sample_ahead(chunks))
 
     def _wants_step(self, launched: InFlightStep) -> bool:
         return self._speculator is not None and self._speculator.wants_step(launched.chunks)
@@ -354,7 +355,8 @@ class Engine:
     def _postprocess(self, launched: InFlightStep, result: StepResult) -> list[Output]:
         now = time.monotonic()
         outputs: list[Output] = []
-        for chunk in [launched.chunks[index] for index in launched.live]:
+        for index in launched.live:
+            chunk = launched.chunks[index]
             sequence = chunk.sequence
             if sequence.id in result.non_finite:
                 if chunk.draft is not None:
@@ -369,6 +371,7 @@ class Engine:
                 self._offer(sequence, 1 if not sequence.num_generated else _OFFLOAD_BATCH)
             if sequence.id in result.sampled:
                 outputs.append(self._advance(chunk, result.sampled[sequence.id], now))
+                self._note_state(launched, index)
             elif chunk.reaches_end:
                 reason = FinishReason.STOP if sequence.pooled else FinishReason.LENGTH
                 outputs.append(self._output(sequence, "", [], True, reason))
@@ -418,6 +421,17 @@ class Engine:
         self.timings.between_tokens += [(now - (notes.last_token_at if before else now)) / max(1, added)] * steps
         notes.record_token(now)
         return self._output(sequence, "".join(texts), logprobs, before == 0, reason)
+
+    def _note_state(self, launched: InFlightStep, index: int) -> None:
+        """Tells the speculator the hidden state that the sequence's last token was sampled from."""
+        chunk, own = launched.chunks[index], launched.rows[index].states
+        sequence = chunk.sequence
+        if self._speculator is None or own.start == own.stop or sequence.finish_reason is not None:
+            return
+        assert isinstance(launched.output, StepOutput)  # noqa: S101 - it was sampled from
+        end = chunk.start + chunk.count
+        path = [] if chunk.draft is None else chunk.draft.path(sequence.tokens[end:-1])
+        self._speculator.note_state(sequence, launched.output.hidden[own.start + (path[-1] + 1 if path else 0)])
 
     def _keep_accepted(self, chunk: Chunk, draft: Draft, accepted: int) -> None:
         """Marks the tokens of a draft as computed that are part of the answer now.

@@ -32,6 +32,8 @@ class ChunkRows:
     hidden: slice
     draft: slice
     """Rows of logits after each token of its draft."""
+    states: slice
+    """Rows of hidden states, of the last token of the chunk and of each one of its draft; empty: nobody wants them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,9 @@ class StepResult:
 class Speculator(Protocol):
     """Proposes drafts, and learns from what becomes of them."""
 
+    wants_states: bool
+    """Whether it is told the hidden states that tokens are sampled from."""
+
     def propose(self, chunks: list[Chunk], room: int, reserve: Callable[[Sequence, int], int]) -> dict[int, Draft]:
         """Drafts by sequence id, for the chunks that end with their sequence.
 
@@ -89,6 +94,14 @@ class Speculator(Protocol):
 
         Returns:
             Estimated seconds for as many tokens without drafts.
+        """
+        ...
+
+    def note_state(self, sequence: Sequence, state: torch.Tensor) -> None:
+        """Notes the hidden state that a sequence's last token was sampled from.
+
+        Args:
+            state: float32 [hidden_size], after the last norm; valid until the runner's next step.
         """
         ...
 
@@ -133,8 +146,14 @@ class PendingTokens:
         return arrived
 
 
-def build_step(chunks: list[Chunk], states: Mapping[int, SequenceState]) -> tuple[StepInput, list[ChunkRows]]:
-    """The step of these chunks, and the rows of its output that belong to each; ``states`` by sequence id."""
+def build_step(
+    chunks: list[Chunk], states: Mapping[int, SequenceState], wants_states: bool = False
+) -> tuple[StepInput, list[ChunkRows]]:
+    """The step of these chunks, and the rows of its output that belong to each; ``states`` by sequence id.
+
+    Args:
+        wants_states: whether hidden states are wanted of all tokens that another one is sampled after.
+    """
     sequences: list[SequenceRows] = []
     logits_rows: list[int] = []
     hidden_rows: list[int] = []
@@ -153,11 +172,15 @@ def build_step(chunks: list[Chunk], states: Mapping[int, SequenceState]) -> tupl
         hidden_rows += range(begin + hidden_from, end)
         first_drafted, begin = len(logits_rows), begin + chunk.num_rows
         logits_rows += range(end, begin)
+        first_state = len(hidden_rows)
+        if wants_states and chunk.reaches_end and not sequence.pooled:
+            hidden_rows += range(end - 1, begin)
         outputs.append(
             ChunkRows(
                 slice(first_logits, first_drafted),
-                slice(first_hidden, len(hidden_rows)),
+                slice(first_hidden, first_state),
                 slice(first_drafted, len(logits_rows)),
+                slice(first_state, len(hidden_rows)),
             )
         )
     return pack(sequences, logits_rows, hidden_rows), outputs
@@ -171,7 +194,7 @@ def build_next_step(chunks: list[Chunk], tokens: torch.Tensor) -> tuple[StepInpu
         range(len(chunks)),
     )
     none = slice(0, 0)
-    rows = [ChunkRows(slice(row, row + 1), none, none) for row in range(len(chunks))]
+    rows = [ChunkRows(slice(row, row + 1), none, none, none) for row in range(len(chunks))]
     return replace(step, device_tokens=tokens), rows
 
 

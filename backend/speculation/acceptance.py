@@ -19,7 +19,7 @@ class Rate:
     verified: float
     memory: float
 
-    def record(self, accepted: int, verified: int) -> None:
+    def record(self, accepted: int, verified: float) -> None:
         """Notes tokens that were verified one after the other, the accepted ones first."""
         faded = self.memory**verified
         self.accepted = self.accepted * faded + accepted
@@ -52,9 +52,8 @@ class Acceptance:
             return known
         return (own.accepted + known * _WEIGHT) / (own.verified + _WEIGHT)
 
-    def record(self, sequence_id: int, quality: int, accepted: int, proposed: int) -> None:
-        """Notes how many tokens of a draft were accepted; the one after them was rejected, if there was one."""
-        verified = min(accepted + 1, proposed)
+    def record(self, sequence_id: int, quality: int, accepted: int, verified: float) -> None:
+        """Notes how many tokens of a draft were accepted, of those that could have been."""
         self._classes[quality].record(accepted, verified)
         own = self._sequences.get(sequence_id)
         if own is None:

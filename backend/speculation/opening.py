@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from backend.checkpoints.gguf.convert import Progress
 from backend.engine.config import Batching, EngineConfig
 from backend.errors import ModelError
@@ -9,7 +11,8 @@ from backend.model import ServedModel, load_model
 from backend.model_loader.source import resolve_model
 from backend.runners.warm_up import warm_up
 from backend.speculation.draft_model import DraftModel
-from backend.speculation.speculator import AdaptiveSpeculator
+from backend.speculation.medusa import MedusaHeads, load_medusa
+from backend.speculation.speculator import MAX_DRAFT_TOKENS, AdaptiveSpeculator
 from backend.speculation.step_costs import measure
 
 
@@ -22,7 +25,26 @@ def open_speculator(model: ServedModel, engine: EngineConfig, progress: Progress
     if not engine.speculation:
         return None
     costs = measure(model.runner)
-    return AdaptiveSpeculator(costs, _draft_model(model, engine, progress) if engine.draft_model else None)
+    return AdaptiveSpeculator(
+        costs,
+        _draft_model(model, engine, progress) if engine.draft_model else None,
+        _medusa(model, engine.medusa, progress) if engine.medusa is not None else None,
+    )
+
+
+def _medusa(model: ServedModel, directory: Path, progress: Progress) -> MedusaHeads:
+    shortest = min((window for window in model.config.windows if window), default=None)
+    if shortest is not None and shortest <= MAX_DRAFT_TOKENS:
+        raise ModelError(
+            f"--medusa: not with an attention window of {shortest} tokens, which a draft may be longer than"
+        )
+    config = model.config
+    try:
+        weights = load_medusa(directory, model.directory, config.hidden_size, config.vocab_size)
+    except ModelError as error:
+        raise ModelError(f"--medusa: {error}") from error
+    progress(f"{len(weights.blocks)} heads of {len(weights.token_ids)} tokens propose trees")
+    return MedusaHeads(weights)
 
 
 def _draft_model(model: ServedModel, engine: EngineConfig, progress: Progress) -> DraftModel:

@@ -34,6 +34,7 @@ examples:
   keepgate backend --model ./Llama-3.2-1B          the decode engine alone
   keepgate plan ./Llama-3.2-1B --memory 24GB       what fits a device: weights, KV memory, batch
   keepgate quantize ./Llama-3.2-1B --method gptq --bits 4 --calibration text.txt --out ./Llama-3.2-1B-int4
+  keepgate train-medusa ./Llama-3.2-1B --text text.txt --out heads   heads that make answers faster
   keepgate eval ./Llama-3.2-1B-int4 --text test.txt --reference ./Llama-3.2-1B     what that has lost
   keepgate profile --requests questions.jsonl      where time and memory of the engine go, and what bounds its speed
   keepgate eval-pairs pairs.csv                    what a semantic cache would do on labelled pairs of prompts
@@ -46,6 +47,7 @@ _BACKEND_MODULES = {
     "backend": "backend",
     "plan": "backend.commands.plan",
     "quantize": "backend.commands.quantize",
+    "train-medusa": "backend.commands.train_medusa",
     "eval": "backend.commands.eval",
     "profile": "backend.commands.profile",
 }
@@ -181,6 +183,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     quantize = commands.add_parser(
         "quantize", help="make a model with weights in fewer bits; see `keepgate quantize --help`"
     )
+    train_medusa = commands.add_parser(
+        "train-medusa", help="train heads that make answers faster; see `keepgate train-medusa --help`"
+    )
     evaluate = commands.add_parser(
         "eval", help="show how well a model predicts a text, and what fewer bits lose; see `keepgate eval --help`"
     )
@@ -211,6 +216,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         "backend": backend,
         "plan": plan,
         "quantize": quantize,
+        "train-medusa": train_medusa,
         "eval": evaluate,
         "profile": profile,
         "eval-pairs": pairs,

@@ -50,6 +50,7 @@ class BackendSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     tensor_parallel: Count = None
     pipeline_parallel: Count = None
     speculation: Annotated[bool | None, Meta(description="true or false")] = None
+    medusa: File = None
     draft_model: Annotated[Annotated[str, Meta(min_length=1)] | None, Meta(description="text that is not empty")] = None
     prefix_sharing: Annotated[bool | None, Meta(description="true or false")] = None
     prefix_memory: Annotated[PositiveSize | None, Meta(description="a size such as 512MiB, at least 1KiB")] = None

@@ -7,21 +7,37 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from backend.engine.scheduler import Chunk
 from backend.engine.sequence import Draft, Sequence
 from backend.speculation.draft_model import DraftModel
+from backend.speculation.medusa import MedusaHeads, MedusaWeights
 from backend.speculation.speculator import AdaptiveSpeculator
 from backend.speculation.step_costs import StepCosts
-from tests.backend.tiny_model import VOCABULARY
+from tests.backend.tiny_model import CONFIG, VOCABULARY
 
 FREE_ROWS = {1: 1.0, 32: 1.0}
 """Seconds of steps by rows, if a row costs nothing: every draft pays."""
 
 
-def eager(draft_model: DraftModel | None = None) -> AdaptiveSpeculator:
+def eager(draft_model: DraftModel | None = None, medusa: MedusaHeads | None = None) -> AdaptiveSpeculator:
     """A speculator that always finds that drafts pay."""
-    return AdaptiveSpeculator(StepCosts(FREE_ROWS), draft_model)
+    return AdaptiveSpeculator(StepCosts(FREE_ROWS), draft_model, medusa)
+
+
+def random_heads() -> MedusaHeads:
+    """Heads of the tiny model that guess at random, now and then right."""
+    numbers = torch.Generator().manual_seed(4)
+    size = CONFIG.hidden_size
+    return MedusaHeads(
+        MedusaWeights(
+            blocks=torch.randn(3, size, size, generator=numbers) / size**0.5,
+            biases=torch.zeros(3, size),
+            output=torch.randn(40, size, generator=numbers),
+            token_ids=torch.arange(40) + 10,
+        )
+    )
 
 
 @dataclass
@@ -38,9 +54,12 @@ class Foresight:
     seed: int
     drawn: bool = False
     branches: bool = False
+    wants_states: bool = True
     proposed: int = 0
     recorded: int = 0
     forgotten: set[int] = field(default_factory=set)
+    states: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)
+    """By sequence id and number of tokens: what the last one was sampled from."""
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)  # noqa: S311
@@ -91,6 +110,10 @@ class Foresight:
         assert tokens >= 0
         self.recorded += 1
         return seconds
+
+    def note_state(self, sequence: Sequence, state: torch.Tensor) -> None:
+        """See `Speculator`."""
+        self.states.setdefault(sequence.id, {})[sequence.num_tokens] = state.clone()
 
     def forget(self, sequence_id: int) -> None:
         """See `Speculator`."""

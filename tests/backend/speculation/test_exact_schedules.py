@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ from tests.backend.engine.schedules import (
     schedule_pair,
     schedules,
 )
-from tests.backend.speculation.drafting import Foresight, eager
+from tests.backend.speculation.drafting import Foresight, eager, random_heads
 from tests.backend.tiny_model import END, POISON, VOCABULARY, EngineClient, alone, fused, reference
 
 # All that changes the next token, and all that ends an answer. `min_p` keeps draws among few tokens, so that some of
@@ -90,7 +91,7 @@ def test_drafts_that_are_partly_right_change_nothing(
 
 @pytest.mark.timeout(600)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(**SCHEDULE, has_model=st.booleans())
+@given(**SCHEDULE, has_model=st.booleans(), has_heads=st.booleans())
 def test_found_and_written_drafts_change_nothing(
     requests: list[ScheduledRequest],
     max_batch: int,
@@ -98,11 +99,13 @@ def test_found_and_written_drafts_change_nothing(
     shares: bool,
     mode: BatchingMode,
     has_model: bool,
+    has_heads: bool,
     on: SchedulePair,
 ) -> None:
-    """The same with the real speculator, with prompt lookup alone and with a draft model."""
+    """The same with the real speculator: prompt lookup alone, with a draft model, with heads, and with both."""
     model = DraftModel(fused(NUM_BLOCKS, "int4"), VOCABULARY) if has_model else None
-    engine = Engine(on.runner, max_batch, step_tokens, Batching(mode), shares, speculator=eager(model))
+    speculator = eager(model, random_heads() if has_heads else None)
+    engine = Engine(on.runner, max_batch, step_tokens, Batching(mode), shares, speculator=speculator)
     client, left = run_schedule(engine, requests)
     assert_same_as_alone(on, requests, client, left)
 
@@ -123,6 +126,24 @@ def test_most_of_a_right_draft_is_accepted() -> None:
     assert stats.steps <= 3
     assert completion.last is not None
     assert completion.last.prediction_tokens == (counts.accepted_tokens, 0)
+
+
+@pytest.mark.parametrize("branches", [False, True])
+def test_states_are_those_that_the_tokens_were_sampled_from(branches: bool) -> None:
+    """With drafts, accepted or not, each is bitwise the hidden state of a plain step before the same token."""
+    runner = fused(40)
+    prompt = [*range(20, 60)]
+    plain, drafting = Foresight({}, 2), Foresight({}, 2, branches=branches)
+    plain.propose = lambda *_: {}  # type: ignore[method-assign]
+    for speculator in (plain, drafting):
+        client = EngineClient(Engine(runner, max_batch=1, step_tokens=64, speculator=speculator))
+        sequence = client.submit(0, prompt, 30, ignore_eos=True)
+        client.run()
+        drafting.known = {0: sequence.tokens}
+    assert drafting.states[0].keys() < plain.states[0].keys()
+    assert len(drafting.states[0]) > 2
+    for place, state in drafting.states[0].items():
+        assert torch.equal(state, plain.states[0][place])
 
 
 def test_a_wrong_prediction_is_rejected_and_found_again() -> None:

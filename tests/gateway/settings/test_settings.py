@@ -455,6 +455,7 @@ def test_options_of_a_backend_that_does_not_run_are_a_warning(tmp_path: Path) ->
         ("max_wait_ms", ["0", "12.5"]),
         ("scheduling_policy", ["fcfs", "priority"]),
         ("speculation", ["true", "false"]),
+        ("medusa", ["heads", "-odd name"]),
         ("draft_model", ["HuggingFaceTB/SmolLM2-135M-Instruct"]),
         ("prefix_sharing", ["true", "false"]),
         ("prefix_memory", ["512MiB"]),
@@ -490,3 +491,19 @@ def test_each_backend_setting_is_an_option_of_the_backend(name: str, values: lis
         assert values == list(known[name].choices or ())
     theirs = known.keys() - {"help", "model", "host", "port", "exit_with_parent"}
     assert theirs == {field.name for field in msgspec.structs.fields(BackendSettings)} - {"replicas"}
+
+
+def test_variables_of_other_commands_and_those_that_settings_name_are_known(tmp_path: Path) -> None:
+    """A shell that is set up for `keepgate keys`, or has the credential of an upstream, starts a gateway unwarned."""
+    file = tmp_path / "keepgate.yaml"
+    file.write_text("upstreams: [{url: 'http://gpu:8000/v1', api_key: 'env:KEEPGATE_OPENAI'}]")
+    environment = {
+        "KEEPGATE_URL": "http://localhost:9000",
+        "KEEPGATE_ADMIN_KEY": "hush",
+        "KEEPGATE_PREFIX_INDEX": "redis://r:6379/0",
+        "KEEPGATE_PREFIX_SECRET": "hush",
+        "KEEPGATE_OPENAI": "sk-1",
+        "KEEPGATE_OPENIA": "sk-1",
+    }
+    _, warnings = load(file, environment, {})
+    assert [warning.partition(";")[0] for warning in warnings] == ["KEEPGATE_OPENIA is not a setting"]
