@@ -49,6 +49,7 @@ OPTIONAL_FIGURES = {
     "quantization_peers": "quantization.peers",
     "gpu": "engine.gpu",
     "dashboard": "gateway.dashboard",
+    "predictions": "semantic.predictions",
 }
 
 

@@ -148,3 +148,22 @@ async def test_a_wrong_option_starts_nothing(tmp_path: Path) -> None:
             "keepgate: command line: --max-batch: expected a whole number, 1 or more and below 2147483648, got 'many'"
         ]
     assert not (tmp_path / "valkey").exists()
+
+
+async def test_an_older_answer_makes_the_engine_take_fewer_steps(tmp_path: Path) -> None:
+    """A right prediction of the gateway's is verified by the engine, changes no token, and is in no client's usage."""
+    async with serving(tmp_path) as gateway:
+        asked = {**GREETING, "max_tokens": 60}
+        first = await gateway.send("POST", CHAT, asked)
+        again = await gateway.send("POST", CHAT, asked, Cache_Control="no-cache")
+        assert (first.cache, again.cache) == ("miss", "bypass")
+        assert again.json["choices"] == first.json["choices"]
+        for answer in (first, again):
+            details = answer.json["usage"]["completion_tokens_details"]
+            assert details["accepted_prediction_tokens"] == details["rejected_prediction_tokens"] == 0
+        latest, earlier = (await gateway.send("GET", "/v1/requests")).json["data"][:2]
+        assert latest["prediction"] == "stale"
+        assert latest["completion_tokens"] == first.json["usage"]["completion_tokens"]
+        assert "prediction" not in earlier
+        sources = (await gateway.stats())["predictions"]["sources"]
+        assert sources["stale"]["answers"] == 1
