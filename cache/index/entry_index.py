@@ -62,6 +62,9 @@ class EntryIndex(Protocol):
     async def asked_like(self, namespace: str, question: bytes, limit: int) -> Sequence[str]:
         """Ids of entries of a namespace with this question."""
 
+    async def elsewhere(self, entry_id: str, limit: int) -> Sequence[str]:
+        """At most `limit` other namespaces with an answer to the same request, of a thousand that are looked at."""
+
     async def hits(self, ids: Sequence[str]) -> Sequence[int]:
         """How often each was served."""
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import heapq
+import itertools
 import random
 from bisect import bisect_left
 from collections import Counter
@@ -72,6 +73,12 @@ class MemoryIndex:
             return found
 
         return await asyncio.to_thread(find)
+
+    async def elsewhere(self, entry_id: str, limit: int) -> Sequence[str]:
+        namespace, _, request = entry_id.partition(".")
+        ids = (each.partition(".") for each in self._memory.ids())
+        found = (other for other, _, theirs in ids if theirs == request and other != namespace)
+        return list(itertools.islice(found, limit))
 
     async def hits(self, ids: Sequence[str]) -> Sequence[int]:
         return [self._hits.get(entry_id, 0) for entry_id in ids]

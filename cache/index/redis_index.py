@@ -36,6 +36,7 @@ _FLUSHES_PER_HITS = 5
 _MAX_WAITING = 20_000
 _MEMBERS_PER_COMMAND = 500
 _MAX_HITS = 100_000
+_NAMESPACES_ASKED = 1_000
 _SWEPT_AT_ONCE = 500
 _SWEEP_SECONDS = 1.0
 _ROUND_SECONDS = 30.0
@@ -154,6 +155,13 @@ class RedisIndex:
         )
         (reply,) = await self._run([command])
         return [namespace + "." + member.decode().removeprefix(start) for member in reply]
+
+    async def elsewhere(self, entry_id: str, limit: int) -> Sequence[str]:
+        namespace, _, request = entry_id.partition(".")
+        (reply,) = await self._run([("SRANDMEMBER", _NAMESPACES, _NAMESPACES_ASKED)])
+        others = [each for each in (member.decode() for member in reply) if each != namespace]
+        exist = await self._run([("EXISTS", f"{_ENTRY}{other}.{request}") for other in others])
+        return [other for other, exists in zip(others, exist, strict=True) if exists][:limit]
 
     async def hits(self, ids: Sequence[str]) -> Sequence[int]:
         replies = await self._run([("ZSCORE", _HITS, entry_id) for entry_id in ids])

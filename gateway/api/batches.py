@@ -20,6 +20,7 @@ from gateway.errors import BodyTooLarge, InvalidRequest, RequestTimeout
 from gateway.http.body import read_body
 from gateway.http.cache_control import tags_of
 from gateway.http.response_writer import ResponseWriter
+from gateway.settings.fields import size_text
 from gateway.tenants.caller import CALLER
 
 BATCHES = web.AppKey("batches", BatchStore)
@@ -179,7 +180,7 @@ async def _read_form(request: web.Request, draft: FileDraft, limit: int) -> _For
     if request.content_type != "multipart/form-data":
         raise InvalidRequest("The body must be multipart/form-data, with the parts file and purpose.")
     if (request.content_length or 0) > limit + _MAX_AROUND_FILE:
-        raise BodyTooLarge(f"A file has at most {limit} bytes.", param="file")
+        raise BodyTooLarge(f"A file has at most {size_text(limit)}.", param="file")
     form = _Form({})
     reader = await _read(request, request.multipart())
     while (part := await _read(request, reader.next())) is not None:
@@ -204,7 +205,7 @@ async def _read_file(request: web.Request, part: BodyPartReader, draft: FileDraf
     while not part.at_eof():
         buffer += await _read(request, part.read_chunk(_CHUNK))
         if draft.size + len(buffer) > limit:
-            raise BodyTooLarge(f"A file has at most {limit} bytes.", param="file")
+            raise BodyTooLarge(f"A file has at most {size_text(limit)}.", param="file")
         if len(buffer) >= _WRITTEN_AT_ONCE or part.at_eof():
             await in_thread(draft.write, bytes(buffer))
             buffer.clear()

@@ -6,13 +6,15 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from gateway.commands.amounts import dollars, unpriced_note
 from gateway.commands.operator_client import (
     CommandParser,
     OperatorClient,
     OperatorError,
     add_operator_options,
+    key_names,
     operator_client,
 )
 
@@ -27,7 +29,8 @@ examples:
   keepgate cache top                               figures and the hottest entries, again each two seconds"""
 
 _CLEAR = "\x1b[H\x1b[2J"
-_WINDOWS = ("1m", "5m", "1h", "all")
+_WINDOW_NAMES = {"1m": "a minute", "5m": "five minutes", "1h": "an hour", "all": "all time"}
+_WINDOWS = tuple(_WINDOW_NAMES)
 _FILTERS = ("model", "namespace", "key", "layer", "tag", "min_age", "max_age", "min_hits", "order", "text")
 _PAGE = ("limit", "cursor")
 _SCOPES = ("model", "namespace", "tag", "layer", "min_age", "tenant")
@@ -63,10 +66,13 @@ def _stats(client: OperatorClient, parsed: argparse.Namespace) -> int:
         print(json.dumps(answer, indent=2))
         return 0
     _print_lines(_figures_of(answer))
-    if parsed.by:
+    if parsed.by and not (rows := answer["by"]["data"]):
+        print(f"\nNo request with a {parsed.by} in {_WINDOW_NAMES[parsed.window]}.")
+    elif parsed.by:
         print()
+        names = key_names(client) if parsed.by == "key" else {}
         heads = (parsed.by.upper(), "REQUESTS", "HITS", "HIT RATE", "TOKENS", "SAVED", "COST", "SAVED $")
-        _print_table(heads, [[row["name"] or "-", *_row(row)] for row in answer["by"]["data"]])
+        _print_table(heads, [[names.get(row["name"], row["name"]), *_row(row)] for row in rows])
     return 0
 
 
@@ -92,13 +98,15 @@ def _figures_of(answer: Mapping[str, Any]) -> list[str]:
         ("between tokens, p50 / p99", lambda each: _durations(each["between_tokens"])),
         ("tokens saved", lambda each: _count(_tokens(each["saved"]))),
         ("time saved", lambda each: _seconds(each["saved"]["seconds"])),
-        ("cost", lambda each: _dollars(each["cost"])),
-        ("saved", lambda each: _dollars(each["saved"]["dollars"])),
+        ("cost", lambda each: dollars(each["cost"], each["unpriced"])),
+        ("saved", lambda each: dollars(each["saved"]["dollars"], each["unpriced"])),
     ]
     entries = sum(each["entries"] for each in answer["ages"])
     cells = [["", *_WINDOWS], *([name, *map(shown, columns)] for name, shown in rows)]
     noun = "entry" if entries == 1 else "entries"
-    return [*_aligned(cells, left=1), "", f"{entries:,} {noun}; {_ages(answer['ages'])}"]
+    unpriced = windows["all"]["unpriced"]
+    notes = [unpriced_note(unpriced) + " (all time)"] if unpriced else []
+    return [*_aligned(cells, left=1), *notes, "", f"{entries:,} {noun}; {_ages(answer['ages'])}"]
 
 
 def _ages(classes: Sequence[Mapping[str, Any]]) -> str:
@@ -117,8 +125,8 @@ def _row(row: Mapping[str, Any]) -> list[str]:
         _share(row["hit_rate"]),
         _count(row["prompt_tokens"] + row["completion_tokens"]),
         _count(_tokens(row["saved"])),
-        _dollars(row["cost"]),
-        _dollars(row["saved"]["dollars"]),
+        dollars(row["cost"], row["unpriced"]),
+        dollars(row["saved"]["dollars"], row["unpriced"]),
     ]
 
 
@@ -165,7 +173,7 @@ def _show(client: OperatorClient, parsed: argparse.Namespace) -> int:
     print(f"{'age':14}{_seconds(answer['age'])} of {_seconds(answer['fresh_for'])}")
     cost = answer["cost"]
     tokens = f"{cost['prompt_tokens']:,} prompt tokens, {cost['completion_tokens']:,} completion tokens"
-    price = "" if cost["dollars"] is None else f", {_dollars(cost['dollars'])}"
+    price = "" if cost["dollars"] is None else f", {dollars(cost['dollars'])}"
     print(f"{'cost':14}{tokens}, {_seconds(cost['seconds'])}{price}")
     for name, value in answer["options"].items():
         print(f"{name:14}{value}")
@@ -175,12 +183,12 @@ def _show(client: OperatorClient, parsed: argparse.Namespace) -> int:
 
 
 def _explain(client: OperatorClient, parsed: argparse.Namespace) -> int:
-    text = sys.stdin.read() if parsed.file == "-" else Path(parsed.file).read_text(encoding="utf-8")
-    try:
-        body = json.loads(text)
-    except ValueError as error:
-        raise OperatorError(f"{parsed.file} is no JSON: {error}") from error
+    body = _request_in(parsed.file)
     params = {name: value for name in ("path", "namespace", "key") if (value := getattr(parsed, name)) is not None}
+    if parsed.bearer is not None:
+        if named := params.keys() & {"namespace", "key"}:
+            raise OperatorError(f"--bearer says whose request it is; leave out --{min(named)}")
+        client = OperatorClient(parsed.url, bearer=parsed.bearer)
     answer = client.request("POST", "/v1/cache/explain", params, body)
     if parsed.json:
         print(json.dumps(answer, indent=2))
@@ -189,6 +197,8 @@ def _explain(client: OperatorClient, parsed: argparse.Namespace) -> int:
     for layer in answer["layers"]:
         risk = "" if layer["risk"] is None else f" (risk {layer['risk']:.4f})"
         print(f"{layer['layer']:10}{layer['verdict']}: {layer['reason']}{risk}")
+    for namespace in answer["elsewhere"]:
+        print(f"\nAnother tenant has the answer: --namespace {namespace} explains its request, as --bearer KEY does")
     for near in answer["nearest"]:
         entry = near["entry"]
         notes = [f"{_seconds(entry['age'])} old"]
@@ -202,6 +212,20 @@ def _explain(client: OperatorClient, parsed: argparse.Namespace) -> int:
         if near["differences"] is None:
             print("  it does not know its request")
     return 0
+
+
+def _request_in(file: str) -> Any:
+    """The request in a file, JSON; "-" is standard input. Raises OperatorError."""
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except OSError as error:
+        raise OperatorError(f"{file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise OperatorError(f"{file} is no text in UTF-8") from error
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise OperatorError(f"{file} is no JSON: {error}") from error
 
 
 def _difference(difference: Mapping[str, Any]) -> str:
@@ -221,8 +245,11 @@ def _difference(difference: Mapping[str, Any]) -> str:
 
 def _purge(client: OperatorClient, parsed: argparse.Namespace) -> int:
     if parsed.id:
-        answer = client.request("DELETE", f"/v1/cache/entries/{parsed.id}")
+        params = {"reason": "wrong"} if parsed.wrong else {}
+        answer = client.request("DELETE", f"/v1/cache/entries/{parsed.id}", params)
     else:
+        if parsed.wrong:
+            raise OperatorError("--wrong is said of one entry: give its ID")
         names = [name for name in _SCOPES if getattr(parsed, name) is not None]
         if len(names) + parsed.all != 1:
             options = ", ".join(f"--{name.replace('_', '-')}" for name in (*_SCOPES, "all"))
@@ -232,6 +259,8 @@ def _purge(client: OperatorClient, parsed: argparse.Namespace) -> int:
         print(json.dumps(answer, indent=2))
     elif "erased" in answer:
         print(f"{answer['removed']:,} keys removed; {answer['remaining']:,} are left.")
+    elif parsed.wrong:
+        print(f"Deleted as wrong; the semantic cache has {answer['labels']:,} labels of it.")
     else:
         print("Purged." if not parsed.id else "Deleted.")
     return 0
@@ -240,7 +269,7 @@ def _purge(client: OperatorClient, parsed: argparse.Namespace) -> int:
 def _warm(client: OperatorClient, parsed: argparse.Namespace) -> int:
     tenant = OperatorClient(parsed.url, bearer=parsed.key or "")
     params = {} if parsed.path is None else {"path": parsed.path}
-    with Path(parsed.file).open("rb") as lines:
+    with _opened(parsed.file) as lines:
         batch = tenant.send_lines("/v1/cache/warm", params, lines)
     while batch["status"] not in _DONE:
         if not parsed.json:
@@ -256,6 +285,13 @@ def _warm(client: OperatorClient, parsed: argparse.Namespace) -> int:
             print(f"  {error['message']}")
     counts = batch["request_counts"]
     return 0 if batch["status"] == "completed" and not counts["failed"] else 1
+
+
+def _opened(file: str) -> BinaryIO:
+    try:
+        return Path(file).open("rb")
+    except OSError as error:
+        raise OperatorError(f"{file} cannot be read: {error.strerror}") from error
 
 
 def _print_progress(batch: Mapping[str, Any]) -> None:
@@ -334,10 +370,6 @@ def _seconds(seconds: float) -> str:
     return f"{seconds * 1000:.3g} ms"
 
 
-def _dollars(amount: float) -> str:
-    return f"${amount:,.2f}" if amount >= 1 or not amount else f"${amount:.4f}"
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="keepgate cache",
@@ -382,8 +414,10 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--path", help="the endpoint (/v1/chat/completions)")
     explain.add_argument("--namespace", help="of the tenant that would send it")
     explain.add_argument("--key", help="the virtual key that would send it, by its id or name")
+    explain.add_argument("--bearer", metavar="KEY", help="the API key of the app that would send it")
     purge = command("purge", "forget an entry, those of a model, tag or tenant, old ones, or all", _purge)
     purge.add_argument("id", metavar="ID", nargs="?", help="one entry")
+    purge.add_argument("--wrong", action="store_true", help="its answer was wrong: the semantic cache learns from it")
     purge.add_argument("--model", help="all of a model")
     purge.add_argument("--namespace", help="all of a namespace")
     purge.add_argument("--tag", help="the answers to requests with this tag in x-keepgate-tags")

@@ -7,7 +7,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.commands.operator_client import CommandParser, OperatorError, add_operator_options, operator_client
+from gateway.commands.amounts import dollars, unpriced_note
+from gateway.commands.operator_client import (
+    CommandParser,
+    OperatorError,
+    add_operator_options,
+    key_names,
+    operator_client,
+)
 
 _EXAMPLES = """\
 examples:
@@ -36,7 +43,9 @@ def run(words: Sequence[str]) -> int:
     given = {name: getattr(parsed, name) for name in ("by", "since", "until", *_FILTERS)}
     params = {name: value for name, value in given.items() if value is not None}
     try:
-        answer = operator_client(parsed).request("GET", "/v1/costs", params)
+        client = operator_client(parsed)
+        answer = client.request("GET", "/v1/costs", params)
+        names = key_names(client) if "key" in answer["by"] and not (parsed.json or parsed.csv) else {}
     except OperatorError as error:
         print(f"keepgate costs: {error}", file=sys.stderr)
         return 1
@@ -47,13 +56,19 @@ def run(words: Sequence[str]) -> int:
         writer.writeheader()
         writer.writerows(answer["data"])
     else:
-        _print_table(answer)
+        _print_table(answer, names)
     return 0
 
 
-def _print_table(answer: Mapping[str, Any]) -> None:
+def _print_table(answer: Mapping[str, Any], names: Mapping[str, str]) -> None:
+    """`names` are those of keys by their ids."""
     by = answer["by"]
-    rows = [[str(row[name]) or "-" for name in by] + _figures(row) for row in answer["data"]]
+
+    def shown(row: Mapping[str, Any], name: str) -> str:
+        text = str(row[name])
+        return (names.get(text, text) if name == "key" else text) or "-"
+
+    rows = [[shown(row, name) for name in by] + _figures(row) for row in answer["data"]]
     rows.append(["total", *[""] * (len(by) - 1), *_figures(answer["total"])])
     heads = [*(name.upper() for name in by), "REQUESTS", "HITS", "TOKENS", "COST", "SAVING"]
     widths = [max(len(row[column]) for row in (heads, *rows)) for column in range(len(heads))]
@@ -64,7 +79,7 @@ def _print_table(answer: Mapping[str, Any]) -> None:
         )
         print("  ".join(cells).rstrip())
     if unpriced := answer["total"]["unpriced"]:
-        print(f"Requests without a known price, which are in neither sum: {unpriced:,}")
+        print(unpriced_note(unpriced))
     if estimated := answer["total"]["estimated"]:
         print(f"Requests whose tokens are estimated, such as of streams that clients broke off: {estimated:,}")
     for machine in answer["machines"]:
@@ -77,15 +92,8 @@ def _figures(row: Mapping[str, Any]) -> list[str]:
     return [
         *(f"{row[name]:,}" for name in ("requests", "hits")),
         f"{tokens:,}",
-        *map(_dollars, (row["cost"], row["saving"])),
+        *(dollars(row[name], row["unpriced"]) for name in ("cost", "saving")),
     ]
-
-
-def _dollars(amount: float) -> str:
-    """Cents are enough for a sum; less than a dollar is shown to the hundredth of a cent."""
-    if 0 < amount < 0.0001:
-        return "<$0.0001"
-    return f"${amount:,.2f}" if amount >= 1 or not amount else f"${amount:.4f}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -9,6 +9,7 @@ import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gateway.commands.amounts import dollars
 from gateway.commands.operator_client import CommandParser, OperatorError, add_operator_options, operator_client
 
 Json = dict[str, Any]
@@ -23,12 +24,12 @@ examples:
   keepgate keys revoke alice"""
 
 # The options of limits, with how each is shown.
-_LIMITS: dict[str, tuple[Callable[[str], float], str]] = {
-    "requests_per_minute": (int, "{:,} requests/min"),
-    "tokens_per_minute": (int, "{:,} tokens/min"),
-    "concurrent_requests": (int, "{:,} at once"),
-    "budget_per_day": (float, "${:,.2f}/day"),
-    "budget_per_month": (float, "${:,.2f}/month"),
+_LIMITS: dict[str, tuple[Callable[[str], float], Callable[[float], str]]] = {
+    "requests_per_minute": (int, "{:,} requests/min".format),
+    "tokens_per_minute": (int, "{:,} tokens/min".format),
+    "concurrent_requests": (int, "{:,} at once".format),
+    "budget_per_day": (float, lambda limit: f"{dollars(limit)}/day"),
+    "budget_per_month": (float, lambda limit: f"{dollars(limit)}/month"),
 }
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
@@ -63,6 +64,8 @@ def _list(ask: Ask, parsed: argparse.Namespace) -> None:
         for key in answer["data"]
     ]
     _show(answer, parsed, lambda: _print_table(("NAME", "ID", "TEAM", "STATE", "LIMITS", "MODELS"), rows))
+    if not parsed.json and rows:
+        _warn_of_unused(answer)
 
 
 def _revoke(ask: Ask, parsed: argparse.Namespace) -> None:
@@ -131,7 +134,17 @@ def _show_secret(answer: Json, parsed: argparse.Namespace) -> None:
     """The secret alone on standard output, so that it can be piped."""
     if not parsed.json:
         print(f"{answer['name']} ({answer['id']}); its secret is shown this once:", file=sys.stderr)
+        _warn_of_unused(answer)
     _show(answer, parsed, lambda: print(answer["secret"]))
+
+
+def _warn_of_unused(answer: Json) -> None:
+    if not answer["required"]:
+        print(
+            "warning: this gateway asks for no keys, so none is recognised and no limit or budget holds. Set"
+            " keys.required (KEEPGATE_KEYS_REQUIRED=true).",
+            file=sys.stderr,
+        )
 
 
 def _state(key: Json) -> str:
@@ -145,7 +158,7 @@ def _state(key: Json) -> str:
 
 
 def _summary(limits: Mapping[str, float | None]) -> str:
-    shown = [form.format(limits[name]) for name, (_, form) in _LIMITS.items() if limits[name] is not None]
+    shown = [form(limit) for name, (_, form) in _LIMITS.items() if (limit := limits[name]) is not None]
     return ", ".join(shown) or "none"
 
 

@@ -13,6 +13,7 @@ from http import HTTPStatus
 from typing import Any, BinaryIO, NoReturn
 
 from gateway.settings.fields import InvalidValue
+from gateway.settings.refusals import URL_VARIABLE
 from gateway.settings.secret_files import read_secret
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -103,6 +104,14 @@ class OperatorClient:
         return " ".join(str(message).split())[:_MAX_SHOWN]
 
 
+def key_names(client: OperatorClient) -> dict[str, str]:
+    """The names of virtual keys by their ids; none from a gateway that has no keys, or cannot say them."""
+    try:
+        return {key["id"]: key["name"] for key in client.request("GET", "/v1/keys")["data"]}
+    except OperatorError:  # it needs Redis, and what is shown can do without
+        return {}
+
+
 class CommandParser(argparse.ArgumentParser):
     """Says in one line what is wrong, and where the options are listed."""
 
@@ -115,8 +124,8 @@ def add_operator_options(parser: argparse.ArgumentParser) -> None:
     """The options --url, --admin-key and --json."""
     parser.add_argument(
         "--url",
-        default=os.environ.get("KEEPGATE_URL") or DEFAULT_URL,
-        help=f"the gateway (KEEPGATE_URL, else {DEFAULT_URL})",
+        default=os.environ.get(URL_VARIABLE) or DEFAULT_URL,
+        help=f"the gateway ({URL_VARIABLE}, else {DEFAULT_URL})",
     )
     parser.add_argument(
         "--admin-key",

@@ -13,6 +13,7 @@ from gateway.processes.app import Gateway
 from gateway.processes.child import running
 from gateway.settings.backend import BackendSettings
 from gateway.settings.fields import SettingsError, masked
+from gateway.settings.prefix_defaults import INDEX_VARIABLE
 from gateway.settings.upstreams import UpstreamSettings
 from gateway.upstreams.upstream import Upstream
 
@@ -20,8 +21,6 @@ log = logging.getLogger(__name__)
 
 # The label in metrics: its port changes at each start.
 _LABEL = "in-repo backend"
-# The URL of its prefix index, where it is not on its command line.
-_INDEX_VARIABLE = "KEEPGATE_PREFIX_INDEX"
 _FIRST_PAUSE = 1.0
 _MAX_PAUSE = 30.0
 # Its exit statuses after it has printed what is wrong, with the model or with an option.
@@ -59,7 +58,7 @@ class LocalBackend:
         self._variables = {}
         if backend.prefix_index is not None and masked(backend.prefix_index) != backend.prefix_index:
             # Every user of the machine can read command lines.
-            self._variables[_INDEX_VARIABLE] = backend.prefix_index
+            self._variables[INDEX_VARIABLE] = backend.prefix_index
             backend = replace(backend, prefix_index=None)
         # -P: the installed package, not one in the current directory.
         program = (sys.executable, "-P", "-m", "backend")

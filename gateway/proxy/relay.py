@@ -16,7 +16,7 @@ from gateway.http.sse import EventSplitter, event_data, event_json
 from gateway.proxy.conversations import ConversationKeeper
 from gateway.proxy.flight import Flight, Subscriber
 from gateway.proxy.inference_request import InferenceRequest
-from gateway.proxy.lookup import Lookup
+from gateway.proxy.lookup import ASKING_FOR_NEW, Lookup
 from gateway.proxy.rendering import render
 from gateway.proxy.response_headers import (
     COST_HEADERS,
@@ -64,7 +64,9 @@ class Relay:
             await subscriber.started()
         if flight.status >= 500 and self._lookup.stale_if_error_hit(inference, outcome):
             raise UpstreamUnreachable(f"The upstream answered with status {flight.status}.")
-        headers = forwarded_headers(flight.headers, outcome, key.id if flight.status == 200 else "", joined)
+        if flight.status == 200 and (not isinstance(outcome, Bypass) or outcome.reason in ASKING_FOR_NEW):
+            record.entry = key.id
+        headers = forwarded_headers(flight.headers, outcome, record.entry, joined)
         timings = timings_of(record.span)
         if SERVER_TIMING in headers and (joined or timings is not None):
             told = headers.popall(SERVER_TIMING)
@@ -75,6 +77,8 @@ class Relay:
         if (model := flight.model or inference.model) != inference.named:
             headers[MODEL_HEADER] = model
         record.cache, record.first_byte_at = _count(inference.family, outcome), time.monotonic()
+        if isinstance(outcome, Bypass | Failed):
+            record.reason = outcome.reason
         own = flight.form is inference.surface
         if not own and (unsent := inference.asked.unsent):
             headers.add(IGNORED_HEADER, ", ".join(unsent))

@@ -155,13 +155,15 @@ def semantic_headers(reply: LookupReply | None) -> dict[str, str]:
 
 
 def forwarded_headers(upstream: CIMultiDict[str], outcome: Outcome, entry_id: str, collapsed: bool) -> CIMultiDict[str]:
-    """The upstream's headers and the cache's, for a request that was forwarded; `entry_id` is "" for an error."""
+    """The upstream's headers and the cache's, for a request that was forwarded. `entry_id` is where the answer will be
+    stored, if it may be; "" if it may not.
+    """
     headers = upstream.copy()
     headers.add("Cache-Status", _forwarded(outcome) + ("; collapsed" if collapsed else ""))
     headers["x-keepgate-cache"] = "bypass" if isinstance(outcome, Bypass) else "miss"
     headers["x-keepgate-layer"] = "none"
-    if entry_id and (not isinstance(outcome, Bypass) or outcome.reason in ASKING_FOR_NEW):
-        headers["x-keepgate-entry"] = entry_id  # where the answer will be stored, if it may be
+    if entry_id:
+        headers["x-keepgate-entry"] = entry_id
     return headers
 
 

@@ -54,6 +54,14 @@ class Size(int):
         return cls(float(match[1]) * unit)
 
 
+def size_text(size: int) -> str:
+    """A number of bytes as a setting has it, such as 32MiB; one that is no whole number of units in bytes."""
+    for unit, of in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= of and size % of == 0:
+            return f"{size // of}{unit}"
+    return f"{size} bytes"
+
+
 class PositiveSize(Size):
     """A size of at least 1 KiB."""
 

@@ -14,7 +14,8 @@ from gateway.settings.settings import Settings
 
 log = logging.getLogger(__name__)
 
-# Of the backend, which takes the option before it.
+# Of the backend, which takes the options before them.
+INDEX_VARIABLE = "KEEPGATE_PREFIX_INDEX"
 SECRET_VARIABLE = "KEEPGATE_PREFIX_SECRET"  # noqa: S105  # the name of one
 _FOLDER = "prefix"
 _SECRET_FILE = "prefix-secret"  # noqa: S105  # the name of one

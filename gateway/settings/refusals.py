@@ -15,6 +15,8 @@ from gateway.settings.secret_files import SUFFIX
 from gateway.settings.settings import Settings
 
 PREFIX = "KEEPGATE_"
+URL_VARIABLE = "KEEPGATE_URL"
+"""Where the commands of operators find the gateway."""
 _ENVIRONMENT = "environment"
 _COMMAND_LINE = "command line"
 _MAX_SHOWN = 80

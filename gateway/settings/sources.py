@@ -5,16 +5,17 @@ files, `KEEPGATE_ADMIN_KEY_FILE`), the command line.
 """
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_origin
 
 import msgspec
 
 from gateway.settings.fields import SettingsConflict, SettingsError, check_judge, check_store, check_upstream
-from gateway.settings.prefix_defaults import SECRET_VARIABLE
+from gateway.settings.prefix_defaults import INDEX_VARIABLE, SECRET_VARIABLE
 from gateway.settings.refusals import (
     PREFIX,
+    URL_VARIABLE,
     Layer,
     checked,
     command_line_layer,
@@ -30,6 +31,9 @@ from gateway.settings.settings import Settings
 
 Keys = tuple[str, ...]
 
+# What other commands read from the same environment.
+_OF_COMMANDS = frozenset({URL_VARIABLE, SECRET_VARIABLE, INDEX_VARIABLE})
+
 
 def load(
     file: Path | None,
@@ -42,7 +46,7 @@ def load(
     `arguments` holds what the command line said, None for what it did not; a dot in a name leads into a group. `check`
     may raise SettingsConflict. Raises SettingsError.
     """
-    warnings: list[str] = []
+    unknown: dict[str, str] = {}
     layers: list[Layer] = []
     if file is not None:
         from gateway.settings.yaml_file import read_yaml_lines  # PyYAML, only where there is YAML
@@ -50,12 +54,14 @@ def load(
         layers.append(Layer(str(file), *read_yaml_lines(file, example="port: 8080")))
     in_files = secrets_in_files(environment, frozenset(map(variable, secret_paths())))
     given = {name: text for name, text in environment.items() if name.removesuffix(SUFFIX) not in in_files}
-    layers.append(environment_layer(_from_environment({**given, **in_files}, warnings), frozenset(in_files)))
+    layers.append(environment_layer(_from_environment({**given, **in_files}, unknown), frozenset(in_files)))
     layers.append(command_line_layer(_from_command_line(arguments)))
     merged: dict[str, Any] = {}
     for layer in layers:
         _check(layer, checked(layer))  # each on its own, so that the message can say who said it
         merged = _merge(merged, layer.values)
+    named = set(_variables_in(merged))
+    warnings = [text for name, text in unknown.items() if name not in named]
     settings = checked(Layer("settings", merged))
     try:
         _check_all(settings)
@@ -130,16 +136,26 @@ def _depth(values: Any, path: Keys) -> int:
     return len(path)
 
 
-def _from_environment(environment: Mapping[str, str], warnings: list[str]) -> dict[str, Any]:
+def _variables_in(values: Any) -> Iterator[str]:
+    """The variables that settings name as `env:NAME`."""
+    if isinstance(values, dict | list | tuple):
+        for value in values.values() if isinstance(values, dict) else values:
+            yield from _variables_in(value)
+    elif isinstance(values, str) and values.startswith("env:"):
+        yield values.removeprefix("env:")
+
+
+def _from_environment(environment: Mapping[str, str], unknown: dict[str, str]) -> dict[str, Any]:
+    """What the environment says; `unknown` gets a warning for each variable that is no setting, by its name."""
     known = {variable(path).removeprefix(PREFIX): path for path in paths(Settings)}
     values: dict[str, Any] = {}
     for name, text in environment.items():
-        if not name.startswith(PREFIX) or name == SECRET_VARIABLE:
+        if not name.startswith(PREFIX) or name in _OF_COMMANDS:
             continue
         path = known.get(name.removeprefix(PREFIX))
         if path is None:
             near = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1)
-            warnings.append(f"{name} is not a setting" + (f"; did you mean {PREFIX}{near[0]}?" if near else ""))
+            unknown[name] = f"{name} is not a setting" + (f"; did you mean {PREFIX}{near[0]}?" if near else "")
             continue
         kind, words = expectation(path)
         if not text.strip(" ,"):

@@ -39,7 +39,12 @@ class RecentRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     cache: str = ""
     layer: str = ""
     stream: bool = False
+    reason: str = ""
+    """Why the cache was not asked, or did not answer."""
+    entry: str = ""
+    """The id of the answer's entry, where it is stored or may be."""
     key: str = ""
+    team: str = ""
     namespace: str = ""
     upstream: str = ""
     first_byte: float | None = None
@@ -63,7 +68,10 @@ _COPIED = (
     "cache",
     "layer",
     "stream",
+    "reason",
+    "entry",
     "key",
+    "team",
     "namespace",
     "prompt_tokens",
     "completion_tokens",

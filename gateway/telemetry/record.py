@@ -53,6 +53,10 @@ class RequestRecord(msgspec.Struct):
     cache: str = ""
     """hit, miss, bypass or failed."""
     layer: str = ""
+    reason: str = ""
+    """Why the cache was not asked, or did not answer."""
+    entry: str = ""
+    """The id of the answer's entry, where it is stored or may be."""
     upstream: str = ""
     prompt_tokens: int = 0
     cached_tokens: int = 0

@@ -28,6 +28,7 @@ _TOLD = (
     "team",
     "cache",
     "layer",
+    "reason",
     "upstream",
     "prompt_tokens",
     "cached_tokens",

@@ -33,6 +33,7 @@ COUNTERS = (
     "saved_ms",
     "cost",
     "saving",
+    "unpriced",
 )
 Dimension = Literal["all", "model", "key", "namespace"]
 DIMENSIONS: tuple[Dimension, ...] = ("all", "model", "key", "namespace")
@@ -46,6 +47,8 @@ _MAX_NAMES = 500
 """Of a dimension in an hour and a process; later names are other."""
 _MAX_NAME = 200
 _OTHER = "other"
+_ERRORS = 400
+"""The first status of an error, which costs nothing."""
 _NANO = 10**9
 # A minute that is over still gets what was not flushed at its end.
 _READ_AGAIN_SECONDS = 60.0
@@ -83,6 +86,7 @@ class Figures(msgspec.Struct, kw_only=True):
     """What became of requests: `hits` of a layer; `shared`, by the upstream call of another request; `computed`, by a
     call of their own after a miss; `bypasses`, which the cache was not asked for; `failures`, computed since the cache
     did not answer; `errors` of the gateway. Tokens and cost are of what was computed; rates are shares between 0 and 1.
+    `unpriced` are answers whose cost or saving is not known, and is in no sum.
     """
 
     requests: int
@@ -97,6 +101,7 @@ class Figures(msgspec.Struct, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     cost: float
+    unpriced: int
     saved: SavedFigures
 
 
@@ -124,7 +129,7 @@ class Statistics:
         names = (cache, record.layer, record.model, record.key, record.namespace)
         group = self._groups.get(names)
         if group is None:
-            group = self._groups.setdefault(names, ([0, 0, 0, 0.0, 0.0, 0.0], [0] * len(_CLASS_NAMES)))
+            group = self._groups.setdefault(names, ([0, 0, 0, 0.0, 0.0, 0.0, 0], [0] * len(_CLASS_NAMES)))
         sums, first_bytes = group
         sums[0] += 1
         sums[1] += record.prompt_tokens
@@ -134,6 +139,8 @@ class Statistics:
             sums[4] += record.cost
         if record.saving:
             sums[5] += record.saving
+        if record.cost is None or record.saving is None:
+            sums[6] += bool(cache) and (record.status < _ERRORS or record.completion_tokens > 0)
         first_bytes[bisect_left(_CLASSES, record.first_byte_at - record.began)] += 1
         if cache != "hit" and cache and record.stream and record.completion_tokens > 1:
             seconds = (record.ended - record.first_byte_at) / (record.completion_tokens - 1)
@@ -249,13 +256,21 @@ def _hit_or_miss(cache: str) -> str:
 
 
 def _counts(
-    cache: str, layer: str, requests: int, prompt: int, completion: int, saved: float, cost: float, saving: float
+    cache: str,
+    layer: str,
+    requests: int,
+    prompt: int,
+    completion: int,
+    saved: float,
+    cost: float,
+    saving: float,
+    unpriced: int,
 ) -> list[int]:
     """In the order of COUNTERS."""
     counts = dict.fromkeys(COUNTERS, 0)
     outcome = _outcome(cache, layer)
     counts |= {"requests": requests, outcome: requests, "saved_ms": round(saved * 1000)}
-    counts |= {"cost": round(cost * _NANO), "saving": round(saving * _NANO)}
+    counts |= {"cost": round(cost * _NANO), "saving": round(saving * _NANO), "unpriced": unpriced}
     prefix = "saved_" if outcome in (*LAYERS, "shared") else ""
     counts |= {f"{prefix}prompt_tokens": prompt, f"{prefix}completion_tokens": completion}
     return list(counts.values())
@@ -301,6 +316,7 @@ def figures(kind: type[F], counts: Sequence[int], **more: Any) -> F:
         prompt_tokens=sums["prompt_tokens"],
         completion_tokens=sums["completion_tokens"],
         cost=sums["cost"] / _NANO,
+        unpriced=sums["unpriced"],
         saved=SavedFigures(
             prompt_tokens=sums["saved_prompt_tokens"],
             completion_tokens=sums["saved_completion_tokens"],

@@ -87,7 +87,9 @@ class KeyRegistry:
         """The key, and its secret, which nobody can read again. Raises InvalidRequest: the name is taken."""
         if new.team and new.team not in {team.name for team in await self.teams()}:
             raise InvalidRequest(
-                f"There is no team {new.team!r}. Make it first: PUT /v1/teams/{new.team}.", param="team"
+                f"There is no team {new.team!r}. Make it first: `keepgate keys teams {new.team}`, or"
+                f" PUT /v1/teams/{new.team}.",
+                param="team",
             )
         secret = new_secret()
         key = VirtualKey(

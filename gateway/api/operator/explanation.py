@@ -13,6 +13,7 @@ from cache.entries.key import Key, namespace_for, namespace_of
 from cache.entries.outcomes import Failed, Hit
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
+from cache.index.entry_index import EntryFilter
 from cache.index.fingerprint import Difference, Fingerprint, decode_fingerprint, differences
 from cache.semantic.messages import Explanation as SemanticExplanation
 from gateway.api.access import require_operator
@@ -21,7 +22,7 @@ from gateway.api.handlers import LARGE_BODY
 from gateway.api.identification import caller_of
 from gateway.api.operator.entries import EntrySummary, summaries
 from gateway.api.operator.keys import REGISTRY
-from gateway.errors import InvalidRequest
+from gateway.errors import AdminForbidden, AdminKeyRequired, InvalidRequest, NotFound
 from gateway.http.body import read_body
 from gateway.proxy.inference_request import InferenceRequest, parse_request
 from gateway.proxy.lookup import Lookup
@@ -37,6 +38,9 @@ _DEFAULT_PATH = "/v1/chat/completions"
 _PATHS = tuple(path for path, form in BY_PATH.items() if not isinstance(form, WholeEndpoint))
 _ASKED_LIKE = 20
 _SHOWN = 5
+# Of the tenant's newest entries those that differ in few fields are near too: a word in the question is a difference.
+_NEWEST = 30
+_FEW = 3
 _encode = msgspec.json.Encoder().encode
 
 
@@ -62,7 +66,9 @@ class NearEntry(msgspec.Struct, kw_only=True):
 
 
 class RequestExplanation(msgspec.Struct, kw_only=True):
-    """`key` is the id under which an answer would be stored; `nearest` are entries, the one most alike first."""
+    """`key` is the id under which an answer would be stored; `nearest` are entries, the one most alike first.
+    `elsewhere` are namespaces of other tenants that have the answer, of a miss that the operator asks about.
+    """
 
     object: Literal["cache.explanation"] = "cache.explanation"
     key: str
@@ -70,6 +76,7 @@ class RequestExplanation(msgspec.Struct, kw_only=True):
     model: str
     layers: list[LayerVerdict]
     nearest: list[NearEntry]
+    elsewhere: list[str] = []
 
 
 class _Found(NamedTuple):
@@ -110,12 +117,14 @@ async def explain(request: web.Request) -> web.Response:
     semantic, found = await _semantic(request, inference)
     if exact.verdict == "bypass":
         semantic = LayerVerdict(layer="semantic", verdict="bypass", reason=exact.reason)
+    is_miss = exact.verdict == "miss" and exact.entry is None
     answer = RequestExplanation(
         key=inference.key.id,
         namespace=inference.key.namespace,
         model=inference.model,
         layers=[exact, semantic],
-        nearest=await _nearest(cache, inference.key, asked, found, exact.entry),
+        nearest=await _nearest(cache, inference.key, asked, found, exact.entry, with_newest=is_miss),
+        elsewhere=await _elsewhere(request, caller, inference.key) if is_miss else [],
     )
     return web.Response(body=_encode(answer), content_type="application/json")
 
@@ -137,7 +146,14 @@ async def _caller(request: web.Request) -> Caller:
         return Caller(query["namespace"], "")
     if (registry := request.app.get(REGISTRY)) is None:
         raise InvalidRequest("'key' needs virtual keys, which need a Redis.", param="key")
-    key = await registry.get(query["key"])
+    try:
+        key = await registry.get(query["key"])
+    except NotFound as error:
+        raise NotFound(
+            f"{error} 'key' is the name or id of a virtual key; for an app's own API key, send that as the bearer token"
+            " of this request.",
+            param="key",
+        ) from error
     return Caller(namespace_for(key.tenant), key.tenant, key)
 
 
@@ -202,14 +218,26 @@ def _semantic_verdict(found: SemanticExplanation) -> LayerVerdict:
 
 
 async def _nearest(
-    cache: ExactCache, key: Key, asked: Fingerprint, found: dict[str, _Found], answer: str | None
+    cache: ExactCache,
+    key: Key,
+    asked: Fingerprint,
+    found: dict[str, _Found],
+    answer: str | None,
+    *,
+    with_newest: bool,
 ) -> list[NearEntry]:
-    """Entries of the same question, and those that the semantic cache has found. None while the store is away."""
+    """Entries of the same question, those that the semantic cache has found, and `with_newest` of the newest ones those
+    that differ in little. None while the store is away.
+    """
     try:
         await cache.index.flush()
         like = await cache.index.asked_like(key.namespace, asked.question, _ASKED_LIKE) if asked.question else ()
         # Answers that other tenants have published are not this tenant's to look at.
         ids = [each for each in dict.fromkeys([*like, *found]) if namespace_of(each) == key.namespace]
+        alike = set(ids)
+        if with_newest and len(ids) < _SHOWN:
+            newest = await cache.index.page(EntryFilter(namespace=key.namespace), None, _NEWEST)
+            ids = [*dict.fromkeys([*ids, *newest.ids])]
         entries = await cache.entries([each for each in ids if each != answer])
         listed = await summaries(cache, entries, time.time())
     except StoreUnavailable:
@@ -218,8 +246,34 @@ async def _nearest(
         NearEntry(entry=summary, differences=_differences(asked, entry), **found.get(entry.id, _Found())._asdict())
         for summary, entry in zip(listed, entries, strict=True)
     ]
-    near.sort(key=lambda each: (each.differences is None, len(each.differences or ()), -each.entry.created))
+    near = [each for each in near if each.entry.id in alike or _differs_in_few(each)]
+    near.sort(
+        key=lambda each: (
+            each.differences is None,
+            len(each.differences or ()),
+            -(each.similarity or 0.0),
+            -each.entry.created,
+        )
+    )
     return near[:_SHOWN]
+
+
+def _differs_in_few(near: NearEntry) -> bool:
+    return near.differences is not None and len(near.differences) <= _FEW
+
+
+async def _elsewhere(request: web.Request, caller: Caller, key: Key) -> list[str]:
+    """Namespaces of other tenants that have the answer, for the operator who has named no tenant, or a wrong one."""
+    try:
+        require_operator(request)
+    except (AdminForbidden, AdminKeyRequired):
+        return []
+    if caller.credential and caller.key is None and not caller.is_operator:
+        return []  # a tenant of a gateway that asks for no admin key
+    try:
+        return list(await request.app[CACHE].index.elsewhere(key.id, _SHOWN))
+    except StoreUnavailable:
+        return []
 
 
 def _differences(asked: Fingerprint, entry: Entry) -> list[Difference] | None:

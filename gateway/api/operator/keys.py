@@ -45,14 +45,18 @@ class Key(msgspec.Struct, kw_only=True):
 
 
 class KeyWithSecret(Key, kw_only=True):
-    """`secret` is what the client sends; it cannot be read again."""
+    """`secret` is what the client sends; it cannot be read again. Where keys are not `required`, none is recognised."""
 
     secret: str
+    required: bool
 
 
 class KeyList(msgspec.Struct, kw_only=True):
+    """`required` is the setting keys.required, without which no request has a key and no limit of a key holds."""
+
     object: Literal["list"] = "list"
     data: list[Key]
+    required: bool
 
 
 class TeamObject(msgspec.Struct, kw_only=True):
@@ -73,12 +77,13 @@ async def create_key(request: web.Request) -> web.Response:
     registry = registry_of(request)
     key, secret = await registry.create(await _read(request, NewKey))
     audit(request, "key.create", key.id, name=key.name, team=key.team, models=key.models, limits=key.limits)
-    return _json(KeyWithSecret(**_fields(key), secret=secret))
+    return _json(KeyWithSecret(**_fields(key), secret=secret, required=_required(request)))
 
 
 async def list_keys(request: web.Request) -> web.Response:
     """GET /v1/keys."""
-    return _json(KeyList(data=[Key(**_fields(key)) for key in await registry_of(request).keys()]))
+    keys = [Key(**_fields(key)) for key in await registry_of(request).keys()]
+    return _json(KeyList(data=keys, required=_required(request)))
 
 
 async def get_key(request: web.Request) -> web.Response:
@@ -108,7 +113,7 @@ async def rotate_key(request: web.Request) -> web.Response:
     rotation = await _read(request, Rotation) if request.can_read_body else Rotation()
     key, secret = await registry.rotate(request.match_info["id"], rotation)
     audit(request, "key.rotate", key.id)
-    return _json(KeyWithSecret(**_fields(key), secret=secret))
+    return _json(KeyWithSecret(**_fields(key), secret=secret, required=_required(request)))
 
 
 async def list_teams(request: web.Request) -> web.Response:
@@ -160,6 +165,10 @@ async def _read(request: web.Request, kind: type[T]) -> T:
 
 def _fields(key: VirtualKey) -> dict[str, Any]:
     return {**msgspec.structs.asdict(key), "cache_namespace": namespace_for(key.tenant)}
+
+
+def _required(request: web.Request) -> bool:
+    return request.app[SETTINGS].keys.required
 
 
 def _team(team: Team) -> TeamObject:

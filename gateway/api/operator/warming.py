@@ -18,6 +18,7 @@ from gateway.batches.batch import ENDPOINTS, NewBatch, kept_headers
 from gateway.batches.files import reporting_full_disk
 from gateway.batches.threads import in_thread
 from gateway.errors import BodyTooLarge, InvalidRequest, KeyRequired, NotFound, RequestTimeout
+from gateway.settings.fields import size_text
 
 _DEFAULT_PATH = "/v1/chat/completions"
 _KEPT_SECONDS = 7 * 86_400
@@ -46,7 +47,7 @@ async def warm(request: web.Request) -> web.Response:
             async for lines in _lines(request, settings.max_body):
                 data = await asyncio.to_thread(_batch_lines, lines, count, path)
                 if draft.size + len(data) > store.files.max_bytes:
-                    raise BodyTooLarge(f"Requests to warm the cache have at most {store.files.max_bytes} bytes.")
+                    raise BodyTooLarge(f"Requests to warm the cache have at most {size_text(store.files.max_bytes)}.")
                 await in_thread(draft.write, data)
                 count += len(lines)
             if not count:
@@ -71,7 +72,7 @@ async def _lines(request: web.Request, most: int) -> AsyncIterator[list[bytes]]:
             raise RequestTimeout(f"Nothing of the requests arrived for {timeout:g} s.") from error
         *whole, rest = (rest + piece).split(b"\n") if piece else (rest, b"")
         if len(rest) > most or any(len(line) > most for line in whole):
-            raise BodyTooLarge(f"A request has at most {most} bytes (max_body).")
+            raise BodyTooLarge(f"A request has at most {size_text(most)} (max_body).")
         lines += [line for line in whole if line.strip()]
         while len(lines) > _LINES_AT_ONCE:
             yield lines[:_LINES_AT_ONCE]

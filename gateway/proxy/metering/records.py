@@ -23,7 +23,7 @@ def describe_request(record: RequestRecord, inference: InferenceRequest) -> None
 def describe_hit(record: RequestRecord, entry: Entry, family: str, layer: str, saving: float | None) -> None:
     """An answer from the cache, which is sent now."""
     record.family, record.model, record.upstream = family, entry.model, entry.upstream
-    record.cache, record.layer = "hit", layer
+    record.cache, record.layer, record.entry = "hit", layer, entry.id
     record.prompt_tokens, record.completion_tokens = entry.prompt_tokens, entry.completion_tokens
     record.cost, record.saving, record.saved_seconds = 0.0, saving, entry.seconds
     record.first_byte_at = time.monotonic()
@@ -43,6 +43,8 @@ def describe_flight(record: RequestRecord, flight: Flight, joined: bool) -> None
 
 def _describe_flight(record: RequestRecord, flight: Flight, joined: bool) -> None:
     record.upstream = flight.upstream
+    if flight.recording is None and record.cache != "hit":  # not a stale one in place of an error
+        record.entry = ""
     if joined:
         record.layer, record.saved_seconds = "flight", flight.seconds
     elif flight.prediction:

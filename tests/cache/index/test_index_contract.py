@@ -123,6 +123,17 @@ async def test_questions_that_are_much_the_same_are_found(cache: ExactCache) -> 
     assert await cache.index.asked_like("c", question, 10) == []
 
 
+async def test_other_namespaces_with_the_same_request_are_found(cache: ExactCache) -> None:
+    """By the id without its namespace; the entry's own is no other."""
+    (mine,), (theirs,), (another,) = (ids(number, namespace=name) for number, name in ((1, "a"), (1, "b"), (2, "c")))
+    for each in (mine, theirs, another):
+        await store(cache, each)
+    await flushed(cache)
+    assert await cache.index.elsewhere(mine, 5) == ["b"]
+    assert await cache.index.elsewhere(ids(1, namespace="d")[0], 1) in (["a"], ["b"])
+    assert await cache.index.elsewhere(another, 5) == []
+
+
 async def test_counts_ages_and_sizes(cache: ExactCache) -> None:
     """Entries are counted by model and by age, the bound of an age included, and weighed."""
     await fill(cache, range(6))

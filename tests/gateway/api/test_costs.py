@@ -151,7 +151,7 @@ async def test_the_command_prints_a_table(server: Server, capsys: pytest.Capture
     assert lines[1][:4] == ["gpt-4o", "key_1", "2", "1"]
     assert lines[1][5:] == ["$1,234.50", "$0.0013"]
     assert lines[3][0] == "total"
-    assert text.splitlines()[4] == "Requests without a known price, which are in neither sum: 1"
+    assert text.splitlines()[4] == "Requests without a known price, which are in no sum: 1"
     assert json.loads((await command("--json"))[1])["total"]["requests"] == 3
     assert (await command("--csv", "--by", "team"))[1].splitlines()[1].startswith("web,2,1,")
     assert (await command("--by", "nothing"))[0] == 1

@@ -69,6 +69,34 @@ async def test_a_miss_names_the_fields_by_which_it_misses(client: Client) -> Non
     assert (await client.post(asked)).cache == "miss"
 
 
+async def test_a_word_in_the_question_is_a_difference(client: Client) -> None:
+    """The newest entries that differ in little are near, and not those of a request that has little in common."""
+    stored = (await client.post(chat("What is the capital of France?"))).entry
+    await client.post(chat("Other", temperature=1, top_p=0.5, seed=1, max_tokens=9))
+    found = await explained(client, chat("What is the largest city of France?"))
+    assert verdict(found) == ("miss", "no entry has its key")
+    (near,) = found["nearest"]
+    assert near["entry"]["id"] == stored
+    assert near["differences"] == [{"field": "messages[0]", "change": "changed", "here": "user", "there": "user"}]
+    assert "semantic.mode" in verdict(found, "semantic")[1]
+    assert (await explained(client, chat("What is the capital of France?")))["nearest"] == []
+
+
+async def test_the_operator_is_told_that_another_tenant_has_the_answer(stage: Stage, valkey: Valkey) -> None:
+    """Whose request it is decides; a tenant is not told of others."""
+    admin = {"x_keepgate_admin_key": "the-admin-key"}
+    client = await stage.gateway(await stage.mock(), redis=valkey.url, admin_key="the-admin-key")
+    app = client.tenant("any")
+    namespace = (await app.post(chat("hello"))).entry.partition(".")[0]
+    found = await explained(client, chat("hello"), **admin)
+    assert (verdict(found)[0], found["elsewhere"]) == ("miss", [namespace])
+    assert verdict(await explained(app, chat("hello")))[0] == "hit"
+    assert (await explained(client.tenant("other"), chat("hello")))["elsewhere"] == []
+    assert (await explained(client, chat("hello again"), **admin))["elsewhere"] == []
+    refused = await client.send("POST", f"{EXPLAIN}?key=any", chat("hello"), {"x-keepgate-admin-key": "the-admin-key"})
+    assert (refused.status, "bearer token" in refused.error["message"]) == (404, True)
+
+
 async def test_other_reasons_are_told(client: Client) -> None:
     """A stale answer, a request's own Cache-Control, an answer that lacks usage."""
     entry = (await client.post(chat("hello"))).entry

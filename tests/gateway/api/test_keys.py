@@ -83,11 +83,12 @@ async def test_a_key_is_made_shown_and_revoked(server: Server) -> None:
     status, made = await server.ask("POST", "/v1/keys", {"name": "alice", "limits": {"requests_per_minute": 60}})
     assert status == 200
     secret = made.pop("secret")
+    assert made.pop("required") is False
     assert secret.startswith("sk-kg-")
     assert len(secret) == 49
     for path in (f"/v1/keys/{made['id']}", "/v1/keys/alice"):
         assert await server.ask("GET", path) == (200, made)
-    assert await server.ask("GET", "/v1/keys") == (200, {"object": "list", "data": [made]})
+    assert await server.ask("GET", "/v1/keys") == (200, {"object": "list", "data": [made], "required": False})
     assert await server.ask("DELETE", "/v1/keys/alice") == (200, {**made, "revoked": True})
 
     assert (await server.refusal("GET", "/v1/keys/alice"))[:2] == (404, "not_found")
@@ -111,7 +112,7 @@ async def test_a_change_changes_only_what_it_names(server: Server) -> None:
     """Limits that are left out stay; null lifts one."""
     limits = {"requests_per_minute": 60, "tokens_per_minute": 1000, "budget_per_month": 12.5}
     _, made = await server.ask("POST", "/v1/keys", {"name": "alice", "limits": limits, "priority": 3})
-    del made["secret"]
+    del made["secret"], made["required"]
     change = {"limits": {"requests_per_minute": 5, "tokens_per_minute": None}, "models": ["m"], "cache": "bypass"}
     _, changed = await server.ask("PATCH", "/v1/keys/alice", change)
 

@@ -102,6 +102,39 @@ async def test_a_miss_is_explained(command: Command, tmp_path: Path) -> None:
     ]
 
 
+async def test_a_request_is_explained_as_the_apps(command: Command, tmp_path: Path) -> None:
+    """With its key; the operator, who has named no tenant, is told that another one has the answer."""
+    entry = (await command.client.tenant("any").post(chat("hello"))).entry
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps(chat("hello")))
+    _, printed, _ = await command("explain", str(file))
+    assert f"--namespace {entry.partition('.')[0]} explains its request, as --bearer KEY does" in printed
+    _, printed, _ = await command("explain", str(file), "--bearer", "any")
+    assert printed.splitlines()[:2] == [f"key       {entry}", "exact     hit: the answer is in memory, 0 s old"]
+    _, _, told = await command("explain", str(file), "--bearer", "any", "--namespace", "public")
+    assert told == "keepgate cache explain: --bearer says whose request it is; leave out --namespace\n"
+
+
+async def test_a_wrong_answer_is_said_to_be_one(command: Command) -> None:
+    """And is deleted; without a semantic cache nobody learns from it."""
+    entry = (await command.client.post(chat("hello"))).entry
+    assert (await command("purge", entry, "--wrong"))[1] == "Deleted as wrong; the semantic cache has 0 labels of it.\n"
+    assert (await command.client.post(chat("hello"))).cache == "miss"
+
+
+async def test_money_that_is_not_known_is_not_zero(command: Command) -> None:
+    """Neither what an answer cost nor what hits saved; a table without rows says why it has none."""
+    for _ in range(2):
+        await command.client.post(chat("hello"))
+    _, printed, _ = await command("stats", "--by", "model")
+    lines = {line[:28].strip(): line[28:].split() for line in printed.splitlines()}
+    assert (lines["cost"], lines["saved"]) == (["-"] * 4, ["-"] * 4)
+    assert "Requests without a known price, which are in no sum: 2 (all time)" in printed
+    assert printed.splitlines()[-1].split()[-2:] == ["-", "-"]
+    _, printed, _ = await command("stats", "--by", "key", "--window", "5m")
+    assert printed.splitlines()[-1] == "No request with a key in five minutes."
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -109,8 +142,9 @@ async def test_a_miss_is_explained(command: Command, tmp_path: Path) -> None:
         (("purge", "--all", "--model", "m"), "say what to purge"),
         (("show", "public.00"), "There is no entry 'public.00'"),
         (("ls", "--order", "oldest"), "'order' must be newest or hits."),
-        (("explain", "nothing.json"), "No such file or directory: 'nothing.json'"),
-        (("warm", "nothing.jsonl"), "No such file or directory: 'nothing.jsonl'"),
+        (("explain", "nothing.json"), "nothing.json cannot be read: No such file or directory"),
+        (("warm", "nothing.jsonl"), "nothing.jsonl cannot be read: No such file or directory"),
+        (("purge", "--all", "--wrong"), "--wrong is said of one entry: give its ID"),
     ],
 )
 async def test_what_is_wrong_is_said_in_a_line(command: Command, words: tuple[str, ...], said: str) -> None:

@@ -59,6 +59,22 @@ async def test_a_key_from_its_making_to_its_end(command: Command) -> None:
     assert (await command("teams"))[1].splitlines()[1].split() == ["web", "$200.00/month"]
 
 
+async def test_a_gateway_that_asks_for_no_keys_is_named(command: Command) -> None:
+    """No limit of a key holds there, which whoever makes or lists keys is told."""
+    _, secret, said = await command("create", "alice", "--budget-per-day", "0.0001")
+    assert secret.startswith("sk-kg-")
+    assert "keys.required (KEEPGATE_KEYS_REQUIRED=true)" in said
+    _, listed, said = await command("list")
+    assert "$0.0001/day" in listed
+    assert "no limit or budget holds" in said
+    assert (await command("list", "--json"))[2] == ""
+
+
+async def test_a_team_that_is_not_there_is_made_first(command: Command) -> None:
+    """The message has the command."""
+    assert "`keepgate keys teams nope`" in (await command("create", "x", "--team", "nope"))[2]
+
+
 async def test_all_lifts_the_list_of_models(command: Command) -> None:
     """As the list of keys calls a key without one; `limits` shows what is not as it is by default."""
     await command("create", "alice", "--models", "a")

@@ -206,6 +206,27 @@ async def test_the_policy_of_a_key_is_kept(keyed: tuple[Client, MockUpstream]) -
     assert [(await each.post(chat())).cache for each in (use, use, read, bypass)] == ["miss", "hit", "hit", "bypass"]
 
 
+async def test_the_list_of_requests_says_who_was_refused_and_why(keyed: tuple[Client, MockUpstream]) -> None:
+    """The key and its team, the reason of a bypass, and the entry of an answer that was stored or served."""
+    client, _ = keyed
+    await client.send("PUT", "/v1/teams/web", {"limits": {}}, ADMIN)
+    limited = await key(client, "limited", team="web", limits={"requests_per_minute": 3})
+    entry = (await limited.post(chat())).entry
+    await limited.post(chat())
+    await limited.post(chat(), Cache_Control="no-store")
+    assert (await limited.post(chat("other"))).status == 429
+    found = (await client.send("GET", "/v1/requests", None, ADMIN)).json["data"]
+    assert {each["team"] for each in found} == {"web"}
+    assert len({each["key"] for each in found}) == 1
+    told = [tuple(each.get(name, "") for name in ("cache", "reason", "error", "entry")) for each in found]
+    assert told == [
+        ("", "", "rate_limit_exceeded", ""),
+        ("bypass", "no-store", "", ""),
+        ("hit", "", "", entry),
+        ("miss", "", "", entry),
+    ]
+
+
 async def test_hits_count_for_the_limit_of_requests(keyed: tuple[Client, MockUpstream]) -> None:
     """A limit of five a minute admits five requests, whether or not the cache has the answer."""
     client, mock = keyed

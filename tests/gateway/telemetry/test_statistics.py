@@ -29,7 +29,7 @@ def record(**fields: Any) -> RequestRecord:
     return RequestRecord("id", "POST", "/v1/chat/completions", began=0.75, ended=2.0, **known)
 
 
-MISS = record(cache="miss", prompt_tokens=10, completion_tokens=5, cost=0.5)
+MISS = record(cache="miss", prompt_tokens=10, completion_tokens=5, cost=0.5, saving=0.0)
 HIT = record(
     cache="hit", layer="exact", prompt_tokens=10, completion_tokens=5, cost=0.0, saving=0.25, saved_seconds=1.5
 )
@@ -62,12 +62,22 @@ async def test_requests_are_counted_by_what_became_of_them(store: RedisStore, sh
     assert (found.pop("cost"), found.pop("saving"), found.pop("saved_ms")) == (500_000_000, 250_000_000, 1500)
     assert (found.pop("prompt_tokens"), found.pop("completion_tokens")) == (10, 5)
     assert (found.pop("saved_prompt_tokens"), found.pop("saved_completion_tokens")) == (10, 5)
+    assert found.pop("unpriced") == 5
     assert found == {name: sum(name == other for _, other in outcomes) for _, name in outcomes}
     for window in ("5m", "1h", "all"):
         assert (await of(statistics, window))["requests"] == len(outcomes)
-    assert await of(statistics, "1m", "model", "other") == {"requests": 1, "computed": 1}
-    assert await of(statistics, "all", "key", "key_1") == {"requests": 1, "computed": 1}
+    assert await of(statistics, "1m", "model", "other") == {"requests": 1, "computed": 1, "unpriced": 1}
+    assert await of(statistics, "all", "key", "key_1") == {"requests": 1, "computed": 1, "unpriced": 1}
     assert (await of(statistics, "1h", "namespace", "ns"))["requests"] == len(outcomes) - 1
+
+
+async def test_what_costs_nothing_is_not_without_a_price() -> None:
+    """An answer that was refused, and one that has its cost."""
+    statistics = Statistics(None, 86_400, Clock(NOW))
+    unpriced = record(cache="hit", layer="exact", status=200)
+    for each in (MISS, HIT, record(cache="miss", status=502), record(status=429), unpriced):
+        statistics.count(each)
+    assert (await of(statistics, "1h"))["unpriced"] == 1
 
 
 async def test_a_window_slides(store: RedisStore) -> None:
