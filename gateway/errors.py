@@ -21,6 +21,7 @@ GatewayError
 ├── UpstreamUnreachable   502  no connection, or it broke before an answer began
 ├── UpstreamDisconnected           502  it broke within an answer
 ├── CacheUnavailable             503  the shared store does not answer an operation that needs it
+├── ShuttingDown          503  the gateway stops, and its time for requests under way is over
 ├── Overloaded            503  too little memory
 │   └── TooBusy           429  too many connections or requests under way
 ├── NoUpstream            503  no upstream is ready
@@ -176,6 +177,11 @@ class ForeignOrigin(InvalidRequest):
 
 class InternalError(GatewayError):
     code = "internal_error"
+
+
+class ShuttingDown(GatewayError):
+    status = 503
+    code = "shutting_down"
 
 
 class Overloaded(GatewayError):

@@ -130,6 +130,9 @@ def _reason(fault: BaseException | None) -> str:
     return "its head or its framing cannot be read"
 
 
+_LAST_WORDS_SECONDS = 1.0
+
+
 class HttpServer(web.Server):
     """Serves an application on connections of this class. Another one may take its place while connections are open."""
 
@@ -138,6 +141,8 @@ class HttpServer(web.Server):
         self._timeout = timeout
         self._options = {name: value for name, value in options.items() if name != "handler_cancellation"}
         self._drained_at: float | None = None
+        self.interrupt: Callable[[], None] = lambda: None
+        """Called when the time of a drain is over: what is under way has a second to tell its client why it ends."""
         self._hosts: HostCheck | None = None
         self._max_connections: int | None = None
 
@@ -150,9 +155,15 @@ class HttpServer(web.Server):
 
     async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # aiohttp's method
         """Wait until the drained connections have ended."""
-        if self._drained_at is not None:
-            timeout = max(0.0, self._drained_at - asyncio.get_running_loop().time())
-        await super().shutdown(timeout)
+        if self._drained_at is None:
+            await super().shutdown(timeout)
+            return
+        loop = asyncio.get_running_loop()
+        interrupting = loop.call_at(self._drained_at, self.interrupt)
+        try:
+            await super().shutdown(max(0.0, self._drained_at - loop.time()) + _LAST_WORDS_SECONDS)
+        finally:
+            interrupting.cancel()
 
     def use(self, application: web.Server, wrap: Callable[[Handler], Handler]) -> None:
         """Answer further requests by this application; `wrap` puts a handler in front of its own."""

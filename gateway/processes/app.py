@@ -387,6 +387,7 @@ async def _listening(settings: Settings, parts: Parts, share_port: bool) -> Asyn
         keepalive_timeout=_IDLE_CONNECTION_SECONDS,
     )
     tls = make_ssl_context(settings.tls)
+    server.interrupt = parts.flights.interrupt
     await _use(server, settings, parts)
     runner = web.ServerRunner(server)
     await runner.setup()

@@ -55,7 +55,7 @@ async def embedded_store(state: Path, memory: int) -> AsyncIterator[str]:
     directory = state / "valkey"
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = (directory / "lock").open("w")
+        lock = (directory / "lock").open("a+")  # what the holder has written there stays
     except OSError as error:
         raise SettingsError(f"state_dir: nothing can be kept in {directory}: {error.strerror}") from error
     program = find_server()
@@ -123,9 +123,17 @@ class _EmbeddedServer:
             if not first_start.done():
                 if await self._answers():
                     first_start.set_result(None)
+                    log.warning(
+                        "%s uses the state directory as well: cache, keys and budgets are shared with it. --state-dir"
+                        " names another folder",
+                        _holder(lock),
+                    )
                 elif time.monotonic() > patience_ends:
                     raise _NotStarted(f"another process holds {self._directory}, and its server does not answer")
             await asyncio.sleep(_LOCK_POLL if first_start.done() else _START_POLL)
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
 
     async def _run(self, lock: IO[str], first_start: "asyncio.Future[None]") -> None:
         """Run a server until it ends. It inherits the lock, so no other server starts before it has ended."""
@@ -200,6 +208,13 @@ class _EmbeddedServer:
         lines = self._log.read_text(errors="replace").strip().splitlines()
         words = re.sub(r"^\d+:\S+ \d+ \w+ \d+ [\d:.]+ \S ", "", lines[-1]) if lines else "nothing"
         return f"{words} (in {self._log})"
+
+
+def _holder(lock: IO[str]) -> str:
+    """Who has the lock, as far as it has said so."""
+    lock.seek(0)
+    pid = lock.read(20).strip()
+    return f"another gateway (process {pid})" if pid.isdecimal() else "another gateway"
 
 
 def _try_lock(lock: IO[str]) -> bool:

@@ -29,7 +29,7 @@ from cache.entries.entry import Tag
 from cache.errors import UnstorableAnswer
 from gateway.costs.machine import MachineShare
 from gateway.costs.pricing import Charge
-from gateway.errors import GatewayError, InternalError, UpstreamDisconnected, UpstreamError
+from gateway.errors import GatewayError, InternalError, ShuttingDown, UpstreamDisconnected, UpstreamError
 from gateway.http.background_tasks import BackgroundTasks
 from gateway.http.response_writer import ResponseWriter
 from gateway.http.sse import NotAnEvent, splitter_of
@@ -192,7 +192,7 @@ class Flight:
         except GatewayError as error:
             self.error = error
         except asyncio.CancelledError:
-            self.error = InternalError("The gateway is shutting down.")
+            self.error = ShuttingDown("The gateway is shutting down.")
             raise
         except Exception as fault:  # noqa: BLE001  # the last resort; it is logged and becomes the flight's error
             frames = "".join(traceback.format_tb(fault.__traceback__))
@@ -458,6 +458,7 @@ class FlightTable:
     def __init__(self, tasks: BackgroundTasks) -> None:
         self._tasks = tasks
         self._joinable: dict[str, Flight] = {}
+        self._running: set[Flight] = set()
 
     def find(self, names: tuple[str, ...], deadline: float | None = None) -> Flight | None:
         """The flight that a request with this deadline may join."""
@@ -470,6 +471,8 @@ class FlightTable:
     def start(self, flight: Flight, run: Coroutine[None, None, None], name: str | None) -> None:
         """Start the flight; `name` makes it joinable."""
         task = flight.task = self._tasks.start_isolated(run)
+        self._running.add(flight)
+        task.add_done_callback(lambda _: self._running.discard(flight))
         if name is None:
             return
         self._joinable[name] = flight
@@ -479,6 +482,12 @@ class FlightTable:
                 del self._joinable[name]
 
         task.add_done_callback(forget)
+
+    def interrupt(self) -> None:
+        """End all flights now: their subscribers get ShuttingDown, after what has come."""
+        for flight in self._running:
+            if flight.task is not None:
+                flight.task.cancel()
 
     def __len__(self) -> int:
         return len(self._joinable)

@@ -28,7 +28,8 @@ _REASONS = {
     " `upstream_busy` or `too_busy`.",
     500: "A fault of the gateway: `internal_error`. Its log says where.",
     502: "No connection to an upstream, or it broke: `upstream_unreachable` or `upstream_cut`.",
-    503: "No upstream is ready, or the shared store does not answer: `no_upstream` or `store_unavailable`.",
+    503: "No upstream is ready, the shared store does not answer, or the gateway stops: `no_upstream`,"
+    " `store_unavailable` or `shutting_down`.",
     504: "The upstream was too slow, or `only-if-cached` and no entry: `upstream_timeout` or `not_cached`.",
     507: "The gateway's disk is full: `storage_full`.",
 }

@@ -1,6 +1,7 @@
 """`keepgate serve` and its embedded store: start, stop, signals and faults."""
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -138,6 +139,26 @@ async def test_requests_under_way_are_finished_before_the_stop(stage: Stage, tmp
         assert await gateway.ended() == 0
 
 
+async def test_a_stream_that_outlasts_the_stop_ends_in_an_error(stage: Stage, tmp_path: Path) -> None:
+    """In the form of its API, without [DONE], after what has come; an answer that has not begun is 503."""
+    mock = await stage.mock(Reply(when="plain", text="one", delay=60), Reply(text="one " * 300, pause=0.2))
+    words = ("--upstream", mock.url, "--redis", "none", "--drain-seconds", "0.5")
+    async with serving(tmp_path, *words) as gateway:
+        message = {"model": "mock", "stream": True, "max_tokens": 9, "messages": [{"role": "user", "content": "m"}]}
+        asking = [
+            asyncio.create_task(gateway.ask(stream=True)),
+            asyncio.create_task(gateway.send("POST", "/v1/messages", message)),
+            asyncio.create_task(gateway.ask("plain")),
+        ]
+        await until(lambda: sum(each.path.endswith(CHAT) for each in mock.received) == 3, DEADLINE)
+        assert await gateway.signal(signal.SIGTERM) == 0
+        stream, translated, plain = await asyncio.gather(*asking)
+    assert stream.events[-1] != b"[DONE]"
+    assert json.loads(stream.events[-1])["error"]["code"] == "shutting_down"
+    assert translated.body.rpartition(b"event: ")[2].startswith(b"error")
+    assert (plain.status, plain.error["code"]) == (503, "shutting_down")
+
+
 async def test_a_killed_gateway_leaves_no_child_and_starts_again(stage: Stage, tmp_path: Path) -> None:
     """The gateway after a killed one waits until the old server has ended, and then loads what was on disk."""
     mock = await stage.mock()
@@ -168,6 +189,7 @@ async def test_two_gateways_on_one_state_directory_share_the_store(stage: Stage,
         await asyncio.gather(one.until_ready(), two.until_ready())
         owner, other = (one, two) if one.children() else (two, one)
         assert (len(owner.children()), len(other.children())) == (1, 0)
+        await other.until_said(f"another gateway (process {owner.pid}) uses the state directory as well")
         await ask_and_keep(owner)
         assert (await other.ask()).cache == "hit"
         assert await owner.signal(signal.SIGTERM) == 0
