@@ -77,6 +77,10 @@ class Reloader:
         self._settings = wanted
         if names:
             audit_log.write(None, "settings.read", ", ".join(names), "host", {})
-        log.warning("settings read again; changed: %s", ", ".join(names) or "nothing")
+        log.log(
+            logging.WARNING if names else logging.INFO,
+            "settings read again; changed: %s",
+            ", ".join(names) or "nothing",
+        )
         for name in waiting:
             log.warning("%s has changed, which takes effect at the next start", name)
