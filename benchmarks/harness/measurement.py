@@ -20,6 +20,7 @@ FIGURES = {
     "streams": "gateway.streams",
     "frozen_redis": "gateway.frozen_redis",
     "decode": "engine.decode",
+    "parallel": "engine.parallel",
     "quality": "engine.quality",
     "memory": "gateway.memory",
     "prompt_caches": "gateway.prompt_caches",
