@@ -20,14 +20,15 @@ try {
   const page = await open(browser, url, { viewport: { width: 1280, height: 1000 } }, refused);
   await logIn(page, "wrong");
   await page.waitForFunction(() => document.getElementById("login-error").textContent !== "");
-  seen.refusal = await page.textContent("#login-error");
+  seen.refusal = [await page.textContent("#login-error"), await page.textContent("#state")];
+  seen.refusals = refused.problems.filter(text => text.includes("401")).length;
   await logIn(page, key);
   await shown(page);
   await page.waitForSelector("#engines-others li");
   seen.empty = {
     engines: await rows(page, "engines-body"), others: await page.locator("#engines-others li").allTextContents(), tiers: await rows(page, "tiers-body"),
     keys: await rows(page, "keys-body"), semantic: await page.textContent("#semantic-said"),
-    hidden: await page.locator("#semantic-figures, #engines-charts").evaluateAll(found => found.every(each => each.hidden)),
+    hidden: await page.locator("#semantic-figures, #engines-charts").evaluateAll(found => found.every(each => !each.checkVisibility())),
   };
   seen.before = await hitRate(page);
   for (let turn = 0; turn < 8; turn++) await send("hot");
@@ -46,10 +47,31 @@ try {
 
   await page.waitForSelector("#entries-body button");
   seen.entries = await entries(page);
+  await page.selectOption("#entries-order", "newest");
+  await page.waitForFunction(() => document.querySelectorAll("#entries-body button").length === 3);
+  const [newest] = (await rows(page, "entries-body"))[0];
+  await page.fill("#entries-query", newest);
+  await page.press("#entries-query", "Enter");
+  await page.waitForFunction(() => document.querySelectorAll("#entries-body button").length === 1);
+  seen.found = [newest, (await rows(page, "entries-body"))[0][0]];
+  await page.fill("#entries-query", "no such text");
+  await page.press("#entries-query", "Enter");
+  await page.waitForSelector("#entries-body .empty");
+  seen.nothing = await page.textContent("#entries-body");
+  await page.selectOption("#entries-order", "hits");
+  await page.waitForSelector("#entries-body button");
   await page.locator("#entries-body button").first().focus();
   await page.keyboard.press("Enter");
   await page.waitForFunction(() => document.getElementById("entries-said").textContent !== "");
   seen.evicted = await page.textContent("#entries-said");
+  const cold = page.locator("#requests-body tr", { hasText: "miss" }).first();
+  seen.asked = (await cold.locator("td").allTextContents()).slice(1, 4);
+  await cold.locator("button", { hasText: "Explain" }).click();
+  seen.namespace = await page.inputValue("#explain-namespace");
+  await page.evaluate(() => { document.getElementById("entries-said").textContent = ""; });
+  await cold.locator("button", { hasText: "Evict" }).click();
+  await page.waitForFunction(() => document.getElementById("entries-said").textContent !== "");
+  seen.evictedFromRequest = await page.textContent("#entries-said");
   seen.refused = refused.problems.filter(text => !text.includes("401") && !text.includes("400"));
 
   for (const [name, options] of Object.entries({
@@ -60,7 +82,8 @@ try {
     await logIn(other, key);
     await shown(other);
     await other.waitForSelector(".u-over");
-    seen[name] = await measured(other);
+    const button = await other.locator("#requests-body button").first().boundingBox();
+    seen[name] = { ...await measured(other), right: button.x + button.width };
   }
 } finally {
   await browser.close();

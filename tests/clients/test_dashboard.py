@@ -51,13 +51,15 @@ async def test_an_operator_uses_the_dashboard(stage: Stage, valkey: Valkey) -> N
     client = await stage.gateway(await stage.mock(), redis=valkey.url, admin_key=KEY, cache={"redis_deadline": 2.0})
     for _ in range(3):
         entry = (await client.post(chat("hot"))).entry
-    await client.post(chat("cold"))
+    cold = (await client.post(chat("cold"))).entry
+    newest = (await client.tenant("any").post(chat("of an app"))).entry
     seen = await asyncio.to_thread(used, "dashboard.mjs", client.gateway.url)
 
     assert seen["problems"] == seen["refused"] == []
     assert seen["hosts"] == [urlsplit(client.gateway.url).netloc]
-    assert "admin key" in seen["refusal"]
-    assert (seen["before"], seen["after"]) == ("50.0 %", "83.3 %")
+    assert seen["refusal"] == ["That is not this gateway's admin key.", "Wrong admin key."]
+    assert seen["refusals"] == 2  # one without a key, one with the wrong one
+    assert (seen["before"], seen["after"]) == ("40.0 %", "76.9 %")
     assert seen["verdicts"] >= 4
     empty = seen["empty"]
     assert "--upstream" in empty["engines"][0][0]
@@ -70,6 +72,14 @@ async def test_an_operator_uses_the_dashboard(stage: Stage, valkey: Valkey) -> N
     assert "JSON" in seen["fault"]
     assert (seen["entries"], seen["evicted"]) == (1, f"{entry} is evicted.")
     assert (await client.get(f"/v1/cache/entries/{entry}", x_keepgate_admin_key=KEY)).status == 404
+    assert seen["found"] == [newest] * 2
+    assert seen["nothing"] == "No answer has this text, and no entry this id."
+    assert seen["asked"] == ["mock", f"{newest[:8]}…", "miss"]
+    assert seen["namespace"] == newest.partition(".")[0]
+    assert seen["evictedFromRequest"] == f"{newest} is evicted."
+    assert (await client.get(f"/v1/cache/entries/{newest}", x_keepgate_admin_key=KEY)).status == 404
+    assert (await client.get(f"/v1/cache/entries/{cold}", x_keepgate_admin_key=KEY)).status == 200
+    assert seen["phone"]["right"] < 390
     assert seen["phone"]["overflow"] <= 0
     assert seen["phone"]["charts"] == seen["dark"]["charts"] == 2
     assert seen["phone"]["background"] != seen["dark"]["background"]
@@ -142,3 +152,20 @@ async def test_an_operator_sees_engines_budgets_and_risks(
     for look in (first, second, seen["phone"], seen["dark"]):
         assert (look["charts"], look["overflow"] <= 0) == (4, True)
     assert seen["phone"]["background"] != seen["dark"]["background"]
+
+
+async def test_a_visitor_is_told_that_the_gateway_asks_for_a_key(stage: Stage, valkey: Valkey) -> None:
+    """On the page at /, before a chat is sent; with a key its models are listed and a chat is answered."""
+    client = await stage.gateway(
+        await stage.mock(),
+        redis=valkey.url,
+        admin_key=KEY,
+        keys=KeySettings(required=True),
+        cache={"redis_deadline": 2.0},
+    )
+    made = await client.send("POST", "/v1/keys", {"name": "app"}, {"x-keepgate-admin-key": KEY})
+    seen = await asyncio.to_thread(used, "start_page.mjs", client.gateway.url, made.json["secret"])
+    assert seen["problems"] == []
+    assert seen["label"] == "API key, which this gateway asks for"
+    assert seen["said"] == seen["validation"] == "This gateway asks for a key: enter yours, and its models are listed."
+    assert (seen["models"], seen["after"], seen["answer"]) == (["mock"], "", "What is the capital of France?")

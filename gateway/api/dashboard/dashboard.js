@@ -10,7 +10,7 @@ function showCards(figures) {
     ["Hit rate", share(figures.hit_rate), `${count(figures.hits)} of ${count(figures.requests)} requests`],
     ["Shared calls", count(figures.shared), "answers that were being computed"],
     ["Computed", count(figures.computed), `${count(figures.prompt_tokens + figures.completion_tokens)} tokens`],
-    ["Saved", dollars(saved.dollars), `of ${dollars(figures.cost + saved.dollars)}`],
+    ["Saved", dollars(saved.dollars, figures.unpriced), figures.unpriced ? `${count(figures.unpriced)} without a known price` : `of ${dollars(figures.cost + saved.dollars)}`],
     ["Time saved", seconds(saved.seconds), `${count(saved.prompt_tokens + saved.completion_tokens)} tokens`],
     ["First byte, hit", seconds(figures.first_byte.hit.p50), `p99 ${seconds(figures.first_byte.hit.p99)}`],
     ["First byte, miss", seconds(figures.first_byte.miss.p50), `p99 ${seconds(figures.first_byte.miss.p99)}`],
@@ -66,47 +66,42 @@ function showUpstreams(routing) {
   ]), "No upstream: start the gateway with --upstream URL, or with none for the included model.");
 }
 
-function showEntries(page) {
-  fill("entries-body", page.data.map(entry => {
-    const evict = element("button", "Evict", { type: "button", "aria-label": `Evict ${entry.id}` });
-    evict.addEventListener("click", () => evictEntry(entry.id));
-    return [
-      element("code", entry.id), entry.model, count(entry.hits ?? 0), seconds(entry.age) + (entry.stale ? ", stale" : ""),
-      count(entry.cost.prompt_tokens + entry.cost.completion_tokens), seconds(entry.cost.seconds),
-      Object.entries(entry.options).map(([name, value]) => `${name}=${value}`).join(" ") || "–", evict,
-    ];
-  }), page.missing ?? "No entry has been served yet: ask the same thing twice.");
-}
-
-async function evictEntry(id) {
-  try {
-    await ask("DELETE", `/v1/cache/entries/${encodeURIComponent(id)}`);
-    get("entries-said").textContent = `${id} is evicted.`;
-    showEntries(await ask("GET", "/v1/cache/entries?order=hits&limit=10"));
-  } catch (error) {
-    failed(error);
-  }
-}
-
 function showKeys(keys, costs, budgets) {
-  const spent = Object.fromEntries(costs.data.map(row => [row.key, row]));
+  const spent = sumsBy("key", costs.data), ofTeams = sumsBy("team", costs.data);
   const of = Object.fromEntries(budgets.data.map(each => [`${each.kind} ${each.id}`, each]));
   const used = each => Math.max(...[each?.day, each?.month].map(use => use ? use.spent / use.budget : 0));
   const rows = keys.data.filter(key => !key.revoked).map(key => {
     const row = spent[key.id], budget = of[`key ${key.id}`];
     return { order: [used(budget), row?.cost ?? 0], cells: [
-      key.name || key.id, key.team || "–", count(row?.requests ?? 0), count(row?.hits ?? 0), dollars(row?.cost ?? 0), dollars(row?.saving ?? 0),
+      key.name || key.id, key.team || "–", ...sumCells(row),
       showSpent(budget?.day, "today"), showSpent(budget?.month, "this month"),
     ] };
   });
   for (const team of budgets.data.filter(each => each.kind === "team")) {
-    rows.push({ order: [used(team), 0], cells: [element("em", "the whole team"), team.name, "–", "–", "–", "–", showSpent(team.day, "today"), showSpent(team.month, "this month")] });
+    rows.push({ order: [used(team), 0], cells: [element("em", "the whole team"), team.name, ...sumCells(ofTeams[team.name]), showSpent(team.day, "today"), showSpent(team.month, "this month")] });
   }
   rows.sort((a, b) => b.order[0] - a.order[0] || b.order[1] - a.order[1]);
   fill("keys-body", rows.slice(0, MOST_KEYS).map(row => row.cells), keys.missing ?? "No virtual key: make one with `keepgate keys create NAME`, and require keys with the setting keys.required.");
-  const budgetless = rows.length && !budgets.data.length ? "No key has a budget: `keepgate keys limits NAME --budget-per-day 5` sets one." : "";
-  get("keys-said").textContent = rows.length > MOST_KEYS ? `${rows.length - MOST_KEYS} more: keepgate keys list has all.` : budgetless;
+  const notes = [];
+  if (keys.data.length && keys.required === false) notes.push("This gateway asks for no keys, so no limit or budget holds: set keys.required.");
+  if (rows.length > MOST_KEYS) notes.push(`${rows.length - MOST_KEYS} more: keepgate keys list has all.`);
+  else if (rows.length && !budgets.data.length) notes.push("No key has a budget: `keepgate keys limits NAME --budget-per-day 5` sets one.");
+  get("keys-said").textContent = notes.join(" ");
 }
+
+// Of rows by key and team, the sums of each.
+function sumsBy(name, rows) {
+  const sums = {};
+  for (const row of rows) {
+    const sum = sums[row[name]] ??= { requests: 0, hits: 0, cost: 0, saving: 0, unpriced: 0 };
+    for (const field of Object.keys(sum)) sum[field] += row[field];
+  }
+  return sums;
+}
+
+const sumCells = (sum = { requests: 0, hits: 0, cost: 0, saving: 0, unpriced: 0 }) => [
+  count(sum.requests), count(sum.hits), dollars(sum.cost, sum.unpriced), dollars(sum.saving, sum.unpriced),
+];
 
 function showSpent(use, when) {
   if (!use) return "no budget";
@@ -127,49 +122,14 @@ async function askList(path) {
   }
 }
 
-function showRequests(list) {
-  fill("requests-body", list.data.map(each => [
-    new Date(each.time * 1000).toLocaleTimeString(), each.model,
-    element("span", (each.cache ?? "refused") + (each.layer ? `, ${each.layer}` : "") + (each.error ? `: ${each.error}` : ""), { class: each.error ? "bad" : "" }),
-    seconds(each.first_byte), seconds(each.seconds), count((each.prompt_tokens ?? 0) + (each.completion_tokens ?? 0)),
-    each.upstream || "–", String(each.status), element("code", each.id),
-  ]), list.missing ?? "No request yet.");
-}
-
-function showExplanation(found) {
-  const parts = [element("p", "")];
-  parts[0].append("Key ", element("code", found.key));
-  for (const layer of found.layers) {
-    const line = element("p", `${layer.layer}: `);
-    line.append(element("span", layer.verdict, { class: "verdict" }), `: ${layer.reason}${layer.risk === null ? "" : ` (risk ${layer.risk.toFixed(4)})`}`);
-    parts.push(line);
-  }
-  for (const near of found.nearest) {
-    const box = element("div", "", { class: "near" }), list = element("ul");
-    box.append(element("code", near.entry.id), ` ${near.entry.model}, ${seconds(near.entry.age)} old`,
-      near.similarity === null ? "" : `, similarity ${near.similarity.toFixed(3)}`, near.guard ? `, refused by the guard ${near.guard}` : "");
-    for (const difference of near.differences ?? []) list.append(element("li", said(difference)));
-    box.append(list);
-    parts.push(box);
-  }
-  if (!found.nearest.length) parts.push(element("p", "No entry was asked much the same.", { class: "dim" }));
-  get("explanation").replaceChildren(...parts);
-}
-
-function said({ field, change, here, there }) {
-  const shown = value => value === undefined || value === null ? "" : ` (${JSON.stringify(value)})`;
-  if (change === "added") return `${field}: only in this request${shown(here)}`;
-  if (change === "removed") return `${field}: only in the entry's${shown(there)}`;
-  if (here === undefined || here === there) return `${field}: another text`;
-  return `${field}: ${JSON.stringify(here)} here, ${JSON.stringify(there)} there`;
-}
-
 function failed(error) {
   if (error instanceof Refused) {
     get("content").hidden = true;
     get("login").hidden = false;
-    get("login-error").textContent = sessionStorage.getItem(KEY) ? error.message : "";
-    get("state").textContent = "The admin key is needed.";
+    const isWrong = error.isKeyWrong && sessionStorage.getItem(KEY) !== null;
+    get("login-error").textContent = isWrong ? "That is not this gateway's admin key." : error.isKeyWrong ? "" : error.message;
+    get("state").textContent = isWrong ? "Wrong admin key." : "The admin key is needed.";
+    sessionStorage.removeItem(KEY);
     clearTimeout(timer);
     return;
   }
@@ -185,10 +145,11 @@ async function refresh() {
   let pause = EVERY;
   try {
     const now = performance.now(), slow = now - slowAt >= SLOW;
+    const stats = await ask("GET", "/v1/cache/stats"); // first: without the key all others would be refused as well
     // Awaited last: an upstream that hangs must not hold up the rest.
     const asking = slow || hasEngines() ? askList("/v1/engines") : null;
     asking?.catch(() => null);
-    const [stats, requests, timeline] = await Promise.all([ask("GET", "/v1/cache/stats"), askList("/v1/requests?limit=20"), askTimeline()]);
+    const [requests, timeline] = await Promise.all([askList("/v1/requests?limit=20"), askTimeline()]);
     get("login").hidden = true;
     get("content").hidden = false;
     const figures = stats.windows[get("window").value];
@@ -198,13 +159,16 @@ async function refresh() {
     }
     showTimeline(minutes);
     showSemantic(stats.layers.semantic);
-    showRequests(requests);
     if (slow) {
-      showUpstreams(await ask("GET", "/v1/routing"));
-      showEntries(await askList("/v1/cache/entries?order=hits&limit=10"));
-      showKeys(await askList("/v1/keys"), await askList("/v1/costs?by=key&since=24h"), await askList("/v1/budgets"));
+      const routing = await ask("GET", "/v1/routing"), keys = await askList("/v1/keys");
+      showUpstreams(routing);
+      showExample(routing);
+      keyNames = Object.fromEntries(keys.data.map(key => [key.id, key.name]));
+      showKeys(keys, await askList("/v1/costs?by=key,team&since=24h"), await askList("/v1/budgets"));
       slowAt = now;
     }
+    if (slow && !isTouched("entries")) await showEntries();
+    if (!isTouched("requests")) showRequests(requests);
     const engines = await asking;
     if (engines) showEngines(engines);
     const missing = timeline ?? requests.missing, total = stats.windows.all?.requests ?? null;
@@ -228,18 +192,6 @@ get("login").addEventListener("submit", event => {
   asked = slowAt = -Infinity;
   refresh();
 });
-get("explain-form").addEventListener("submit", async event => {
-  event.preventDefault();
-  const params = new URLSearchParams({ path: get("explain-path").value });
-  const namespace = get("explain-namespace").value.trim();
-  if (namespace) params.set("namespace", namespace);
-  try {
-    showExplanation(await ask("POST", `/v1/cache/explain?${params}`, get("explain-body").value));
-  } catch (error) {
-    get("explanation").replaceChildren(element("p", error.message, { class: "bad" }));
-    if (error instanceof Refused) failed(error);
-  }
-});
 get("window").addEventListener("change", refresh);
 document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });
 addEventListener("resize", () => {
@@ -252,5 +204,4 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   }
   refresh();
 });
-get("explain-body").value = JSON.stringify({ model: "SmolLM2-135M-Instruct", temperature: 0, messages: [{ role: "user", content: "What is the capital of France?" }] }, null, 1);
 refresh();

@@ -6,7 +6,12 @@ const DEADLINE = 15000;
 const get = id => document.getElementById(id);
 const charts = {};
 
-class Refused extends Error {}
+class Refused extends Error {
+  constructor(message, status) {
+    super(message);
+    this.isKeyWrong = status === 401; // 403: the gateway has no admin key, and what to do
+  }
+}
 
 async function ask(method, path, body) {
   const headers = {};
@@ -15,7 +20,7 @@ async function ask(method, path, body) {
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const answer = await fetch(path, { method, headers, body, signal: AbortSignal.timeout(DEADLINE) });
   const decoded = await answer.json().catch(() => ({}));
-  if (answer.status === 401 || answer.status === 403) throw new Refused(decoded.error?.message ?? "The admin key is needed.");
+  if (answer.status === 401 || answer.status === 403) throw new Refused(decoded.error?.message ?? "The admin key is needed.", answer.status);
   if (!answer.ok) throw new Error(decoded.error?.message ?? `${path}: status ${answer.status}`);
   return decoded;
 }
@@ -29,11 +34,11 @@ function element(tag, text = "", attributes = {}) {
 }
 
 function fill(id, rows, empty) {
-  const body = get(id), columns = body.closest("table").tHead.rows[0].cells.length;
+  const body = get(id), heads = [...body.closest("table").tHead.rows[0].cells].map(head => head.textContent.trim());
   const made = rows.map(cells => {
     const row = element("tr");
-    for (const cell of cells) {
-      const field = element("td");
+    for (const [place, cell] of cells.entries()) {
+      const field = element("td", "", { "data-label": heads[place] }); // what a narrow page shows beside it
       field.append(cell ?? "–");
       row.append(field);
     }
@@ -41,11 +46,14 @@ function fill(id, rows, empty) {
   });
   if (!made.length) {
     const row = element("tr");
-    row.append(element("td", empty, { class: "empty", colspan: columns }));
+    row.append(element("td", empty, { class: "empty", colspan: heads.length }));
     made.push(row);
   }
   body.replaceChildren(...made);
 }
+
+// Whether the keyboard is in a part of the page, whose buttons then stay where they are.
+const isTouched = id => get(id).querySelector("tbody")?.contains(document.activeElement) ?? false;
 
 const count = number => number >= 1e6 ? `${(number / 1e6).toFixed(1)} M` : number >= 1e4 ? `${(number / 1e3).toFixed(1)} k` : String(Math.round(number));
 const share = part => `${(100 * part).toFixed(1)} %`;
@@ -53,7 +61,12 @@ const size = bytes => bytes >= 1e9 ? `${(bytes / 1e9).toFixed(1)} GB` : bytes >=
 const rate = number => number >= 100 ? count(number) : number.toFixed(1);
 // Of a small share: two digits that say something.
 const fine = part => part === 0 ? "0 %" : `${Number((100 * part).toPrecision(2))} %`;
-const dollars = amount => amount === null || amount === undefined ? "–" : amount >= 1 || amount === 0 ? `$${amount.toFixed(2)}` : `$${amount.toFixed(4)}`;
+// As gateway/commands/amounts.py: what is not known is never 0.
+function dollars(amount, unpriced = 0) {
+  if (amount === null || amount === undefined || (!amount && unpriced)) return "–";
+  if (amount > 0 && amount < 0.0001) return "<$0.0001";
+  return amount >= 1 || amount === 0 ? `$${amount.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 })}` : `$${amount.toFixed(4)}`;
+}
 function seconds(time) {
   if (time === null || time === undefined) return "–";
   if (time >= 172800) return `${Math.round(time / 86400)} d`;
