@@ -61,6 +61,11 @@ def backend_table() -> str:
     add_arguments(parser)
     settings = {name for name, _, _ in fields_of(BackendSettings)}
     lines = ["| option, setting of `keepgate serve` | |", "|---|---|"]
+    texts = descriptions(BackendSettings)
+    lines += [
+        _row(f"`--{name.replace('_', '-')}` of `keepgate serve`<br>`backend.{name}`", texts[name])
+        for name in sorted(settings - {action.dest for action in parser._actions})
+    ]
     for action in parser._actions:
         if isinstance(action, argparse._HelpAction) or action.help == argparse.SUPPRESS:
             continue
