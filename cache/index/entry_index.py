@@ -63,7 +63,7 @@ class EntryIndex(Protocol):
         """Ids of entries of a namespace with this question."""
 
     async def elsewhere(self, entry_id: str, limit: int) -> Sequence[str]:
-        """At most `limit` other namespaces with an answer to the same request, of a thousand that are looked at."""
+        """At most `limit` other namespaces with an answer to the same request, of 250 that are looked at, at random."""
 
     async def hits(self, ids: Sequence[str]) -> Sequence[int]:
         """How often each was served."""
