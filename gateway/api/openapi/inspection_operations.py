@@ -46,7 +46,7 @@ INSPECTION_OPERATIONS: dict[tuple[str, str], Operation] = {
         query=(
             *(
                 Parameter(name, f"Only of this {name}.")
-                for name in ("model", "key", "namespace", "cache", "layer", "upstream")
+                for name in ("model", "key", "team", "namespace", "cache", "layer", "upstream")
             ),
             Parameter("limit", "50 by default.", {"type": "integer", "minimum": 1, "maximum": 500}),
         ),

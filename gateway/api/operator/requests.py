@@ -11,7 +11,7 @@ from gateway.api.app_keys import RECENT_REQUESTS
 from gateway.errors import CacheUnavailable, InvalidRequest
 from gateway.telemetry.recent_requests import RecentRequest
 
-_FILTERS = ("model", "key", "namespace", "cache", "layer", "upstream")
+_FILTERS = ("model", "key", "team", "namespace", "cache", "layer", "upstream")
 _DEFAULT_LIMIT, _MOST = 50, 500
 _encode = msgspec.json.Encoder().encode
 
