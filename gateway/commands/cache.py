@@ -197,6 +197,8 @@ def _explain(client: OperatorClient, parsed: argparse.Namespace) -> int:
     for layer in answer["layers"]:
         risk = "" if layer["risk"] is None else f" (risk {layer['risk']:.4f})"
         print(f"{layer['layer']:10}{layer['verdict']}: {layer['reason']}{risk}")
+    if not answer["nearest"] and any(layer["verdict"] == "miss" for layer in answer["layers"]):
+        print(f"\nNo entry of the tenant {answer['namespace']} was asked much the same.")
     for namespace in answer["elsewhere"]:
         print(f"\nAnother tenant has the answer: --namespace {namespace} explains its request, as --bearer KEY does")
     for near in answer["nearest"]:

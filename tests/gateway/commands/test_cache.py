@@ -108,6 +108,7 @@ async def test_a_request_is_explained_as_the_apps(command: Command, tmp_path: Pa
     file = tmp_path / "request.json"
     file.write_text(json.dumps(chat("hello")))
     _, printed, _ = await command("explain", str(file))
+    assert "No entry of the tenant public was asked much the same." in printed
     assert f"--namespace {entry.partition('.')[0]} explains its request, as --bearer KEY does" in printed
     _, printed, _ = await command("explain", str(file), "--bearer", "any")
     assert printed.splitlines()[:2] == [f"key       {entry}", "exact     hit: the answer is in memory, 0 s old"]
