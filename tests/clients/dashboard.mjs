@@ -34,6 +34,7 @@ try {
   for (let turn = 0; turn < 8; turn++) await send("hot");
   await page.waitForFunction(before => document.querySelector(".card b").textContent !== before, seen.before);
   seen.after = await hitRate(page);
+  seen.saved = await page.locator(".card", { hasText: /^Saved/ }).textContent();
   seen.verdicts = await page.locator("#requests-body tr").count();
 
   await page.fill("#explain-body", JSON.stringify({ model: "mock", temperature: 0, messages: [{ role: "user", content: "Hot!" }] }));

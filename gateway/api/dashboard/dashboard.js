@@ -50,7 +50,7 @@ function showTimeline(points) {
 
 function showLayers(stats, figures) {
   const { exact, semantic } = stats.layers;
-  const tiers = Object.entries(exact.tiers).map(([name, tier]) => `${name}: ${tier.available === false ? "away" : `${count(tier.entries ?? 0)} entries`}`);
+  const tiers = Object.entries(exact.tiers).map(([name, tier]) => `${name}: ${tier.available === false ? "away" : `${count(tier.entries ?? 0)} ${tier.entries === 1 ? "entry" : "entries"}`}`);
   fill("layers-body", [
     ["exact", count(figures.layers.exact.hits), share(figures.layers.exact.hit_rate), tiers.join(", ")],
     ["normalized", count(figures.layers.normalized.hits), share(figures.layers.normalized.hit_rate), semantic.mode === "off" ? "off (semantic.mode)" : "on"],
