@@ -233,6 +233,7 @@ def _check_kernels(arguments: argparse.Namespace, config: ModelConfig | None, sa
     from backend.runners.choice import choose_runner
     from backend.runners.errors import RunnerUnavailable
     from backend.runners.fused.build import load_fused_library
+    from backend.runners.fused.layout import Kernels
     from backend.runners.fused.runner import FusedRunner, check_shape
     from backend.runners.torch.runner import TorchRunner
 
@@ -258,7 +259,7 @@ def _check_kernels(arguments: argparse.Namespace, config: ModelConfig | None, sa
             say("engine kernels", "warning", f"{refusal}: torch serves this model, slower", _advice(str(refusal)))
             return
     built = "built now" if any("building" in sentence for sentence in said) else "built before"
-    kernels = _instructions(load_fused_library(said.append).fused_lanes())
+    kernels = Kernels.of(load_fused_library(said.append)).instructions
     say("engine kernels", "ok", f"the C++ step ({runner.name}) with {kernels}, {built}, passes its self-test", "")
 
 
@@ -325,17 +326,6 @@ def _random_weights() -> ModelWeights:
         norm=torch.ones(c.hidden_size),
         head=matrix(c.vocab_size, c.hidden_size),
     )
-
-
-def _instructions(lanes: int) -> str:
-    """What the kernels were built for, by the floats in a register (`step/simd.h`)."""
-    try:
-        flags = set(Path("/proc/cpuinfo").read_text("utf-8", "replace").split())
-    except OSError:
-        flags = set()
-    wide = lanes == 16
-    dots = "avx512_vnni" if wide else "avx_vnni"
-    return f"{'AVX-512' if wide else 'AVX2'}{' with VNNI' if dots in flags else ''}"
 
 
 if __name__ == "__main__":

@@ -115,8 +115,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         choices=["auto", "float32", "bfloat16", "float16"],
         default="auto",
-        help="precision; auto is float16 weights where the fused step supports the model, else float32 "
-        "(default: %(default)s)",
+        help="precision; auto is float16 weights where the fused step supports the model (bfloat16 for those released "
+        "in it, where the processor multiplies it), else float32 (default: %(default)s)",
     )
     parser.add_argument(
         "--quantization",

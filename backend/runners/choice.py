@@ -17,7 +17,7 @@ from backend.models.partition import partition
 from backend.runners.cuda.choice import choose_cuda
 from backend.runners.errors import RunnerUnavailable
 from backend.runners.fused.build import load_fused_library
-from backend.runners.fused.layout import KVPrecision, quantizes_activations
+from backend.runners.fused.layout import FloatPrecision, Kernels, KVPrecision, rounds_rows_coarsely
 from backend.runners.fused.runner import FusedRunner, check_shape
 from backend.runners.parallel.runner import ParallelSettings
 from backend.runners.self_test import max_relative_error
@@ -31,11 +31,13 @@ _TORCH_DTYPES = {
 }
 _CPU_KV_MEMORY = 512 * 2**20
 _FUSED_KV: dict[KvDtype, KVPrecision] = {"auto": "float16", "int8": "int8"}
+_FUSED_FLOATS: dict[str, FloatPrecision] = {"auto": "auto", "float16": "float16", "bfloat16": "bfloat16"}
 
 MAX_RELATIVE_ERROR = 0.01
-"""Largest relative error of logits in the self-test; float16 stays ten times below it."""
+"""Largest relative error of logits in the self-test; float16 stays ten times below it, bfloat16 three times."""
 _MAX_RELATIVE_ERROR_INT8 = 0.1
-"""The same if activations or KV are quantised to int8, which alone causes up to .06 with weights of four bits."""
+"""The same if activations or KV are quantised to int8, which alone causes up to .06 with weights of four bits; with a
+second byte for large groups of activations a tenth of that."""
 
 
 def choose_runner(
@@ -99,20 +101,24 @@ def choose_parallel(config: ModelConfig, engine: EngineConfig, max_context: int)
 def _fused(
     config: ModelConfig, weights: ModelWeights, engine: EngineConfig, max_context: int, progress: Progress
 ) -> FusedRunner:
-    if engine.dtype not in ("auto", "float16"):
+    if engine.dtype not in _FUSED_FLOATS:
         raise RunnerUnavailable(f"the fused step does not compute in {engine.dtype}")
     if engine.kv_dtype not in _FUSED_KV:
         raise RunnerUnavailable(f"the fused step does not store keys and values in {engine.kv_dtype}")
-    kv_precision = _FUSED_KV[engine.kv_dtype]
+    kv_precision, floats = _FUSED_KV[engine.kv_dtype], _FUSED_FLOATS[engine.dtype]
     check_shape(config)
     library = load_fused_library(progress)
+    kernels = Kernels.of(library)
+    if floats == "bfloat16" and not kernels.bfloat16_dots:
+        raise RunnerUnavailable("the fused step does not compute in bfloat16 on a processor that does not multiply it")
 
     def make(model: ModelConfig, some: ModelWeights, num_blocks: int, context: int) -> FusedRunner:
-        return FusedRunner(library, model, some, num_blocks, context, engine.threads, kv_precision)
+        return FusedRunner(library, model, some, num_blocks, context, engine.threads, kv_precision, floats)
 
     error = max_relative_error(config, weights, make)
-    integers = kv_precision == "int8" or any(map(quantizes_activations, [*linears(weights).values(), weights.head]))
-    most = _MAX_RELATIVE_ERROR_INT8 if integers else MAX_RELATIVE_ERROR
+    matrices = [*linears(weights).values(), weights.head]
+    coarse = kv_precision == "int8" or any(rounds_rows_coarsely(matrix, kernels) for matrix in matrices)
+    most = _MAX_RELATIVE_ERROR_INT8 if coarse else MAX_RELATIVE_ERROR
     if error > most:
         raise RunnerUnavailable(f"the fused step failed its self-test (relative error {error:.3g}, at most {most})")
     num_blocks = _num_blocks(engine, FusedRunner.block_bytes(config, kv_precision))

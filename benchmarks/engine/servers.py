@@ -28,12 +28,21 @@ MAX_BATCH = 32
 MAX_CONTEXT = 2048
 _READY_DEADLINE = 600.0
 
-# Which of our formats run, by the names of their rows.
-_OURS = {
-    "Keepgate": ("--quantization", "none"),
-    "Keepgate int8": ("--quantization", "int8"),
-    "Keepgate int4": ("--quantization", "int4"),
-}
+
+def _ours() -> dict[str, tuple[str, ...]]:
+    """Which of our formats run, by the names of their rows."""
+    formats: dict[str, tuple[str, ...]] = {
+        "Keepgate": ("--quantization", "none"),
+        "Keepgate int8": ("--quantization", "int8"),
+        "Keepgate int4": ("--quantization", "int4"),
+    }
+    return {**formats, "Keepgate bfloat16": ("--dtype", "bfloat16")} if _has_bfloat16() else formats
+
+
+def _has_bfloat16() -> bool:
+    """Whether this processor multiplies bfloat16; else it would be emulated, and far slower than float32."""
+    return "avx512_bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+
 
 _SERVE_LLAMA_CPP = """
 import sys, time, xllamacpp
@@ -69,7 +78,8 @@ async def engines() -> AsyncIterator[list[Engine]]:
     threads = str(len(cores().all))
     async with contextlib.AsyncExitStack() as stack:
         started = []
-        for name, options in _OURS.items():
+        ours = _ours()
+        for name, options in ours.items():
             port = free_port()
             command = [sys.executable, "-m", "backend", "--port", str(port), "--threads", threads, *options]
             started.append(await stack.enter_async_context(_serving(name, "SmolLM2-135M-Instruct", command, port)))
@@ -91,7 +101,7 @@ async def engines() -> AsyncIterator[list[Engine]]:
                 "OMP_NUM_THREADS": threads,
             }
             started.append(await stack.enter_async_context(_serving("vLLM", model, command, port, variables)))
-        if len(started) == len(_OURS):
+        if len(started) == len(ours):
             wanted = "; ".join(f"{variable}: a python of {how}" for variable, how in _HOW.items())
             raise CannotMeasure(f"No other engine is there to compare with. Name one: {wanted}")
         yield started
@@ -99,10 +109,8 @@ async def engines() -> AsyncIterator[list[Engine]]:
 
 def vllm_options() -> tuple[str, ...]:
     """The options of `vllm serve` that are not its defaults."""
-    # Without the instructions for bfloat16 it would be emulated, and far slower than float32.
-    has_bfloat16 = "avx512_bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
     sizes = ("--max-model-len", str(MAX_CONTEXT), "--max-num-seqs", str(MAX_BATCH))
-    return ("--dtype", "bfloat16" if has_bfloat16 else "float32", *sizes)
+    return ("--dtype", "bfloat16" if _has_bfloat16() else "float32", *sizes)
 
 
 def _preloads(python: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -17,6 +18,8 @@ from backend.quantized_weights.nf4_scheme import Nf4Linear
 from backend.runners.errors import RunnerUnavailable
 
 KVPrecision = Literal["float16", "int8"]
+FloatPrecision = Literal["auto", "float16", "bfloat16"]
+"""Of weights that are not quantised. With ``auto`` those released in bfloat16 stay so where kernels multiply them."""
 
 GROUP = 32
 """Inputs of a row of activations that share a quantisation scale."""
@@ -38,6 +41,35 @@ class Format(IntEnum):
     INT4 = 2
     FP8 = 3
     NF4 = 4
+    BFLOAT16 = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What the kernels were built for, which decides how weights are laid out.
+
+    Args:
+        instructions: their name, for people.
+        lanes: floats of a SIMD vector; a panel has twice as many columns.
+        byte_dots: whether an instruction adds up products of bytes; INT8 then has a layout for it.
+        bfloat16_dots: whether an instruction adds up products of bfloat16.
+    """
+
+    instructions: str
+    lanes: int
+    byte_dots: bool
+    bfloat16_dots: bool
+
+    @classmethod
+    def of(cls, library: ctypes.CDLL) -> Kernels:
+        """Those of a built library."""
+        library.fused_instructions.restype = ctypes.c_char_p
+        return cls(
+            library.fused_instructions().decode(),
+            library.fused_lanes(),
+            bool(library.fused_byte_dots()),
+            bool(library.fused_bfloat16_dots()),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,28 +94,31 @@ class Panels:
         return self.panels.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
 
-def pack_panels(weight: Weight, lanes: int, order: torch.Tensor | None = None) -> Panels:
+def pack_panels(
+    weight: Weight, kernels: Kernels, order: torch.Tensor | None = None, floats: FloatPrecision = "auto"
+) -> Panels:
     """Packs a weight [out, in] in the format of its scheme, or as float16 if its scheme, shape or order has none.
 
-    Only scales and minima, stored as float16, and the levels of NF4, stored as 127ths, lose precision.
+    Only scales and minima, stored as float16, the levels of NF4, stored as 127ths, and floats in fewer bits than they
+    came in lose precision.
 
     Args:
-        lanes: floats of a SIMD vector; a panel has twice as many columns.
         order: input order of the quantised activations, as in `IntLinear`; None: unchanged.
 
     Raises:
         RunnerUnavailable: a weight or a scale is NaN or outside the range of float16.
     """
+    lanes = kernels.lanes
     if isinstance(weight, torch.Tensor):
-        return _pack_float16(weight, lanes, "float16")
+        return _pack_floats(weight, kernels, floats)
     name, inputs = weight.scheme.name, weight.shape[1]
     match weight:
         case FloatLinear():
-            return _pack_float16(weight.weight, lanes, "float16")
+            return _pack_floats(weight.weight, kernels, floats)
         case IntLinear() if _fits_int4(weight) and _same_order(weight.order, order):
             return _pack_int4(weight, lanes)
         case IntLinear() if _fits_int8(weight) and (weight.scales.shape[1] == 1 or _same_order(weight.order, order)):
-            return _pack_int8(weight, lanes, order)
+            return _pack_int8(weight, kernels, order)
         case Fp8Linear() if inputs % 2 == 0:
             return _pack_fp8(weight, lanes)
         case Nf4Linear() if weight.scheme.block_size % GROUP == 0 and order is None:
@@ -108,9 +143,11 @@ def shared_order(weights: Sequence[Weight]) -> torch.Tensor | None:
     return None
 
 
-def quantizes_activations(weight: Weight) -> bool:
-    """Whether the kernel quantises activations to int8 for this weight, if its scheme has a format."""
-    return isinstance(weight, Nf4Linear) or (isinstance(weight, IntLinear) and weight.scheme.bits == 4)
+def rounds_rows_coarsely(weight: Weight, kernels: Kernels) -> bool:
+    """Whether activations are rounded to one byte or, in large groups, to two, if the scheme has a format."""
+    if isinstance(weight, IntLinear):
+        return weight.scheme.bits == 4 or kernels.byte_dots
+    return isinstance(weight, Nf4Linear)
 
 
 def pad_to_groups(tensor: torch.Tensor, size: int) -> torch.Tensor:
@@ -145,27 +182,44 @@ def _to_float16(numbers: torch.Tensor, what: str) -> torch.Tensor:
     return numbers.to(torch.float16)
 
 
+def _pack_floats(weight: torch.Tensor, kernels: Kernels, floats: FloatPrecision) -> Panels:
+    wanted = floats == "bfloat16" or (floats == "auto" and weight.dtype == torch.bfloat16)
+    if not (wanted and kernels.bfloat16_dots and weight.shape[1] % GROUP == 0):
+        return _pack_float16(weight, kernels.lanes, "float16")
+    rounded = weight.to(torch.bfloat16)
+    if not bool(torch.isfinite(rounded).all()):
+        raise RunnerUnavailable("a weight is NaN or outside the range of bfloat16")
+    return Panels(Format.BFLOAT16, _interleaved(rounded, 2, kernels.lanes), None, 0, "bfloat16")
+
+
 def _pack_float16(weight: torch.Tensor, lanes: int, name: str) -> Panels:
     """float16 [panels, in, columns]."""
     panels = pad_to_groups(_to_float16(weight, "a weight"), 2 * lanes).transpose(1, 2)
     return Panels(Format.FLOAT16, panels.contiguous(), None, 0, name)
 
 
-def _pack_int8(weight: IntLinear, lanes: int, order: torch.Tensor | None) -> Panels:
-    """int8 [panels, in / 2, columns, 2]; or uint8 [panels, in / group, bytes]: these and scales."""
-    codes, groups = weight.codes, weight.scales.shape[1]
+def _pack_int8(weight: IntLinear, kernels: Kernels, order: torch.Tensor | None) -> Panels:
+    """[panels, in / 2, columns, 2] of int8; or uint8 [panels, in / group, bytes]: these and scales.
+
+    With byte products, words of codes as they are in place of the pairs.
+    """
+    codes, groups, lanes = weight.codes, weight.scales.shape[1], kernels.lanes
     if not _same_order(weight.order, order):
         if weight.order is not None:
             codes = torch.empty_like(codes).index_copy_(1, weight.order.long(), codes)
         codes = codes if order is None else codes[:, order.long()]
-    pairs = _interleaved((codes.to(torch.int16) - weight.scheme.middle).to(torch.int8), 2, lanes)
+    if kernels.byte_dots:
+        packed = _words(codes, lanes)
+    else:
+        packed = _interleaved((codes.to(torch.int16) - weight.scheme.middle).to(torch.int8), 2, lanes)
     if groups == 1:
         scales = pad_to_groups(weight.scales.float().squeeze(1), 2 * lanes).flatten()
-        return Panels(Format.INT8, pairs, scales, 0, weight.scheme.name)
+        return Panels(Format.INT8, packed, scales, 0, weight.scheme.name)
     # Scales of small weights would be subnormal in float16.
     scales = _to_float16(weight.scales * _INT8_SCALE, "a scale")
     of_columns = pad_to_groups(scales, 2 * lanes).transpose(1, 2).contiguous()
-    panels = torch.cat([part.view(torch.uint8).reshape(len(pairs), groups, -1) for part in (pairs, of_columns)], dim=-1)
+    parts = [part.view(torch.uint8).reshape(len(packed), groups, -1) for part in (packed, of_columns)]
+    panels = torch.cat(parts, dim=-1)
     return Panels(Format.INT8, panels, None, weight.shape[1] // groups, weight.scheme.name)
 
 
@@ -206,10 +260,15 @@ def _pack_groups(codes: torch.Tensor, numbers: torch.Tensor, lanes: int) -> torc
     Two codes are a byte: those of one word of GROUP inputs in the low halves of a vector, those of the word four words
     later in the high halves.
     """
-    columns, groups = pad_to_groups(codes, 2 * lanes), numbers.shape[2]
-    panels, inputs = columns.shape[0], columns.shape[2]
-    words = columns.view(panels, 2, lanes, inputs // GROUP, GROUP // 4, 4).permute(0, 3, 1, 4, 2, 5)
+    words, groups = _words(codes, lanes), numbers.shape[2]
     first, second = words.chunk(2, dim=3)
-    both = (first | second << 4).reshape(panels, groups, -1)
+    both = (first | second << 4).reshape(len(words), groups, -1)
     of_columns = pad_to_groups(numbers.transpose(0, 1), 2 * lanes).permute(0, 3, 2, 1).contiguous()
-    return torch.cat([both, of_columns.view(panels, groups, -1).view(torch.uint8)], dim=-1)
+    return torch.cat([both, of_columns.view(len(words), groups, -1).view(torch.uint8)], dim=-1)
+
+
+def _words(codes: torch.Tensor, lanes: int) -> torch.Tensor:
+    """[out, in] to [panels, in / GROUP, half of a panel, word, column, input of a word]."""
+    columns = pad_to_groups(codes, 2 * lanes)
+    words = columns.view(len(columns), 2, lanes, columns.shape[2] // GROUP, GROUP // 4, 4)
+    return words.permute(0, 3, 1, 4, 2, 5)

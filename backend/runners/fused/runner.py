@@ -19,7 +19,15 @@ from backend.models.rope import rope_table
 from backend.runners.errors import RunnerUnavailable
 from backend.runners.fused.build import source_digest
 from backend.runners.fused.huge_pages import Arena, zeros
-from backend.runners.fused.layout import KVPrecision, Panels, pack_panels, pad_to_groups, shared_order
+from backend.runners.fused.layout import (
+    FloatPrecision,
+    Kernels,
+    KVPrecision,
+    Panels,
+    pack_panels,
+    pad_to_groups,
+    shared_order,
+)
 from backend.runners.fused.thread_count import ThreadCount
 from prefix_store.frames.layout import BlockLayout
 
@@ -74,10 +82,12 @@ class FusedRunner:
     """Runs a step as one call: half-float KV, float sums, bitwise the same for any batch.
 
     Half floats keep 11 bits of mantissa, so weights released in bfloat16 lose nothing (except values below 6e-5,
-    which lose at most 3e-8) and float32 ones less than in bfloat16. Quantised weights stay quantised, each matrix in
+    which lose at most 3e-8) and float32 ones less than in bfloat16. Where the processor multiplies bfloat16, weights
+    released in it stay so, and activations are rounded to it. Quantised weights stay quantised, each matrix in
     the layout of its own scheme (`layout.pack_panels`); norms, biases and the embedding are floats.
 
     Args:
+        floats: precision of weights that are not quantised.
         kv_precision: of keys and values. With ``int8`` each token has a scale for each head.
 
     Raises:
@@ -96,6 +106,7 @@ class FusedRunner:
         max_context: int,
         threads: int,
         kv_precision: KVPrecision = "float16",
+        floats: FloatPrecision = "auto",
     ) -> None:
         check_shape(config)
         self.config = config
@@ -105,9 +116,10 @@ class FusedRunner:
         self._library = library
         library.fused_step.argtypes = _STEP_ARGUMENTS
         self._threads = ThreadCount(threads)
-        self._lanes: int = library.fused_lanes()
-        # The number of lanes decides the order of summation.
-        self.kernels = f"fused step {source_digest()} in {self._lanes} lanes"
+        self._floats = floats
+        self._kernels = Kernels.of(library)
+        # The number of lanes decides the order of summation, the instructions decide how rows are rounded.
+        self.kernels = f"fused step {source_digest()} in {self._kernels.lanes} lanes, {self._kernels.instructions}"
         # The library keeps pointers into this memory.
         self._arena = Arena()
         self._kv_precision = kv_precision
@@ -245,7 +257,7 @@ class FusedRunner:
         )
 
     def _pack_part(self, part: Linear, order: torch.Tensor | None) -> Panels:
-        packed_panels = pack_panels(part.weight, self._lanes, order)
+        packed_panels = pack_panels(part.weight, self._kernels, order, self._floats)
         self._precisions.append(packed_panels.stored_as)
         self.weight_bytes[packed_panels.stored_as] = (
             self.weight_bytes.get(packed_panels.stored_as, 0) + packed_panels.nbytes
@@ -253,7 +265,7 @@ class FusedRunner:
         return packed_panels
 
     def _part_struct(self, part: Linear, packed_panels: Panels, address: int, stride: int) -> _PackedPart:
-        bias = None if part.bias is None else pad_to_groups(part.bias.float(), 2 * self._lanes).contiguous()
+        bias = None if part.bias is None else pad_to_groups(part.bias.float(), 2 * self._kernels.lanes).contiguous()
         return _PackedPart(
             _POINTER(address),
             self._to_arena(packed_panels.scales),

@@ -72,6 +72,7 @@ def _in_order(name: str, weight: torch.Tensor) -> Weight:
 
 _SCHEMES: dict[str, tuple[Callable[[str, torch.Tensor], Weight], Scheme | None]] = {
     "float16": (lambda _, weight: weight, None),
+    "bfloat16": (lambda _, weight: weight.to(torch.bfloat16), None),
     "int8": (_all(INT8), INT8_HEAD),
     "int4": (_all(IntScheme(4, 32, "minimum")), INT8_HEAD),
     "int4-g64": (_all(IntScheme(4, 64), IntScheme(4, 32)), INT8_HEAD),

@@ -23,7 +23,14 @@ from backend.quantized_weights.nf4_scheme import LEVELS, Nf4Linear, Nf4Scheme
 from backend.quantized_weights.quantized_linear import Scheme
 from backend.runners.choice import choose_runner
 from backend.runners.errors import RunnerUnavailable
-from backend.runners.fused.layout import GROUP, KVPrecision, pack_panels, quantizes_activations, shared_order
+from backend.runners.fused.layout import (
+    GROUP,
+    Kernels,
+    KVPrecision,
+    pack_panels,
+    rounds_rows_coarsely,
+    shared_order,
+)
 from backend.runners.fused.runner import FusedRunner
 from backend.runners.torch.runner import TorchRunner
 from backend.runners.warm_up import single_sequence_step
@@ -82,12 +89,26 @@ def normed(rows: torch.Tensor) -> torch.Tensor:
     return halves / halves.square().mean(dim=-1, keepdim=True).sqrt()
 
 
+def built_kernels() -> Kernels:
+    return Kernels.of(built_library())
+
+
 def rounded_rows(rows: torch.Tensor, weight: Weight) -> torch.Tensor:
-    """Rows [T, in] as products with a weight see them: GROUP inputs with a scale where it has four bits."""
-    if not quantizes_activations(weight):
+    """Rows [T, in] as products with a weight see them.
+
+    Where integers are multiplied, GROUP inputs share a scale, and for most weights have two digits in place of one if
+    the square of their largest value is above twice the groups' mean of those.
+    """
+    if isinstance(weight, torch.Tensor) and weight.dtype == torch.bfloat16 and built_kernels().bfloat16_dots:
+        return rows.float().bfloat16().double()
+    if not rounds_rows_coarsely(weight, built_kernels()):
         return rows
     groups = rows.unflatten(-1, (-1, GROUP))  # type: ignore[no-untyped-call] # torch publishes no types for it
-    scales = groups.abs().amax(dim=-1, keepdim=True) / 127
+    peaks = groups.abs().amax(dim=-1, keepdim=True)
+    two = peaks.square() > 2 * peaks.square().mean(dim=-2, keepdim=True)
+    if isinstance(weight, Nf4Linear) and not built_kernels().byte_dots:
+        two = torch.zeros_like(two)
+    scales = peaks / torch.where(two, 255 * 127 + 127, 127)
     whole: torch.Tensor = (torch.round(groups / scales) * scales).flatten(-2)
     return whole
 
@@ -110,7 +131,7 @@ def assert_product(got: torch.Tensor, rows: torch.Tensor, weight: Weight) -> Non
     """The product is right up to float sums, half float scales and minima, and one input between two steps."""
     bits = bits_of(weight)
     error = (got.double() - functional.linear(rows, bits)).abs()
-    step = rows.abs().max() / (127 if quantizes_activations(weight) else 32767) * bits.abs().max()
+    step = rows.abs().max() / (127 if rounds_rows_coarsely(weight, built_kernels()) else 32767) * bits.abs().max()
     assert bool((error <= 1e-3 * functional.linear(rows.abs(), bits.abs()) + step).all())
 
 
@@ -176,7 +197,7 @@ def test_every_eight_bit_code_multiplies_right() -> None:
 def test_weights_beyond_half_floats_are_refused(weight: Weight, message: str) -> None:
     """A weight or scale that is NaN or beyond half floats is refused, so that torch serves it."""
     with pytest.raises(RunnerUnavailable, match=message):
-        pack_panels(weight, 8)
+        pack_panels(weight, built_kernels())
 
 
 def test_an_invalid_input_order_is_refused() -> None:
@@ -197,8 +218,8 @@ def test_a_step_matches_the_reference_on_its_weights(
     some = kept(small_weights, name)
     fused = FusedRunner(built_library(), small_config, some, 8, 128, 2, kv)
     reference = TorchRunner(small_config, as_floats(some), 8, 128)
-    floats = name.startswith(("float16", "int8", "fp8"))
-    allowed = (0.001 if floats else 0.02) + (0.02 if kv == "int8" else 0)
+    nearly_floats = name == "float16" or (name.startswith(("int8", "fp8")) and not built_kernels().byte_dots)
+    allowed = (0.001 if nearly_floats else 0.02) + (0.02 if kv == "int8" else 0)
     assert relative_error(chunked(fused, TOKENS, 90), chunked(reference, TOKENS, 90)) < allowed
 
 
@@ -356,4 +377,4 @@ def test_integer_kv_takes_a_little_more_than_half(config: ModelConfig) -> None:
 @pytest.mark.parametrize("scheme", [INT8, Nf4Scheme(16), IntScheme(4, 16)])
 def test_widths_without_whole_groups_are_widened(scheme: Scheme) -> None:
     """A width that the groups do not divide is widened to float16."""
-    assert pack_panels(scheme.pack(torch.ones(3, 48)), 8).stored_as == f"{scheme.name}-as-float16"
+    assert pack_panels(scheme.pack(torch.ones(3, 48)), built_kernels()).stored_as == f"{scheme.name}-as-float16"

@@ -4,10 +4,10 @@
 // them than in them. Here the whole step is one OpenMP region; threads synchronise at the barrier at the end of each
 // `omp for`.
 //
-// Number formats: weights are float16 (11 bits of mantissa, half the traffic of float) or quantised;
-// KV is float16, or int8 with a scale for each token and head; activations and every sum are float. Where weights
-// are int8, int4 or nf4, a row of activations is quantised in groups of GROUP with a scale each, to int8 for weights of
-// four bits and to int16 for int8, and products within a group are summed as integers. Each sum runs in an order that
+// Number formats: weights are float16 (11 bits of mantissa, half the traffic of float), bfloat16 where the processor
+// multiplies that, or quantised; KV is float16, or int8 with a scale for each token and head; activations and every sum
+// are float. Where weights are int8, int4 or nf4, a row of activations is quantised in groups of GROUP with a scale
+// each (activations.h), and products within a group are summed as integers. Each sum runs in an order that
 // depends on nothing but its own row's position, so a row's result is bitwise the same alone, in any batch, in any
 // chunk of a prefill and with any number of threads.
 #include <omp.h>
@@ -47,7 +47,22 @@ void run_layer(Model& m, int index, const Step& step, const std::vector<RowGroup
 
 extern "C" {
 
+const char* fused_instructions() { return INSTRUCTIONS; }
 int fused_lanes() { return LANES; }
+int fused_byte_dots() {
+#ifdef BYTE_DOTS
+  return 1;
+#else
+  return 0;
+#endif
+}
+int fused_bfloat16_dots() {
+#ifdef BFLOAT16_DOTS
+  return 1;
+#else
+  return 0;
+#endif
+}
 
 struct FusedShape {
   int32_t layers, hidden, heads, kv_heads, head_dim, intermediate, vocab, max_context;

@@ -3,11 +3,50 @@
 
 #include <algorithm>
 
+#include "byte_kernels.h"
 #include "gemm_kernels.h"
 #include "model.h"
 #include "simd.h"
 
 namespace {
+
+struct Kernels {
+  int tile;  // rows that one call takes at most
+  PanelKernel of[13];
+};
+#define TO_THREE(kernel) {nullptr, kernel<1>, kernel<2>, kernel<3>}
+#define TO_SIX(kernel) {nullptr, kernel<1>, kernel<2>, kernel<3>, kernel<4>, kernel<5>, kernel<6>}
+#define TO_TWELVE(kernel) \
+  {nullptr, kernel<1>, kernel<2>, kernel<3>, kernel<4>, kernel<5>, kernel<6>, \
+   kernel<7>, kernel<8>, kernel<9>, kernel<10>, kernel<11>, kernel<12>}
+#define WORDS_TO_EIGHT(words) \
+  {nullptr, gemm_words_of_one<words>, gemm_words<words, 2>, gemm_words<words, 3>, gemm_words<words, 4>, \
+   gemm_words<words, 5>, gemm_words<words, 6>, gemm_words<words, 7>, gemm_words<words, 8>}
+#ifdef WIDE
+#define TO_ROW_TILE TO_TWELVE
+#define TO_INTEGER_ROW_TILE TO_SIX
+#else
+#define TO_ROW_TILE TO_SIX
+#define TO_INTEGER_ROW_TILE TO_THREE
+#endif
+constexpr Kernels KERNELS[] = {  // by format
+    {ROW_TILE, TO_ROW_TILE(gemm_float16)},
+#ifdef BYTE_DOTS
+    {WORD_ROW_TILE, WORDS_TO_EIGHT(Int8Words)},
+#else
+    {INTEGER_ROW_TILE, TO_INTEGER_ROW_TILE(gemm_int8)},
+#endif
+    {WORD_ROW_TILE, WORDS_TO_EIGHT(Int4Words)},
+    {ROW_TILE, TO_ROW_TILE(gemm_fp8)},
+#ifdef BYTE_DOTS
+    {WORD_ROW_TILE, WORDS_TO_EIGHT(Nf4Words)},
+#else
+    {INTEGER_ROW_TILE, TO_INTEGER_ROW_TILE(gemm_nf4)},
+#endif
+#ifdef BFLOAT16_DOTS
+    {ROW_TILE, TO_ROW_TILE(gemm_bfloat16)},
+#endif
+};
 
 enum class Epilogue { store, add, silu_mul };
 
@@ -42,15 +81,17 @@ void linear(
     const int left = part == weights.parts + weights.count - 1 ? part->out - p * PANEL : PANEL;
     for (int t = 0; t < tiles; t++) {
       const int first = (long)rows * t / tiles, count = (long)rows * (t + 1) / tiles - first;
-      const long first_group = (long)first * groups;
+      const long first_group = (long)first * groups, first_value = (long)first * weights.in;
       const ActivationTile operand{x + first * x_stride,
-                            x_stride,
-                            input.int8_values.data() + (long)first * weights.in,
-                            input.scales.data() + first_group,
-                            input.sums.data() + first_group,
-                            input.shifts.data() + first_group,
-                            input.int16_values.data() + (long)first * weights.in,
-                            input.int16_scales.data() + first_group};
+                                   x_stride,
+                                   input.high.data() + first_value,
+                                   input.low.data() + first_value,
+                                   input.groups.data() + first_group,
+                                   input.has_low.data() + first,
+                                   input.rows,
+                                   input.int16_values.data() + first_value,
+                                   input.int16_scales.data() + first_group,
+                                   input.bfloat16_values.data() + first_value};
       float* target = y + first * y_stride + piece * PANEL;
       alignas(64) float out[MAX_ROWS * PANEL], gated[MAX_ROWS * PANEL];
       gemm_panel(*part, p, weights.in, operand, count, out);

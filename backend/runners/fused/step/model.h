@@ -10,7 +10,7 @@
 
 namespace {
 
-enum Format { FLOAT16, INT8, INT4, FP8, NF4 };
+enum Format { FLOAT16, INT8, INT4, FP8, NF4, BFLOAT16 };
 
 // Some output columns of a matrix, in panels of one format.
 struct Part {
@@ -23,8 +23,22 @@ struct Part {
   long stride;  // bytes from one panel to the next
 
   int count() const { return (out + PANEL - 1) / PANEL; }
-  bool takes_int8() const { return format == INT4 || format == NF4; }
+#ifdef BYTE_DOTS
+  bool takes_int16() const { return false; }
+  bool takes_low_digits() const { return format == INT8 || format == INT4 || format == NF4; }
+#else
   bool takes_int16() const { return format == INT8; }
+  bool takes_low_digits() const { return format == INT4; }
+#endif
+  bool takes_digits() const { return takes_low_digits() || format == NF4; }
+  bool takes_bfloat16() const { return format == BFLOAT16; }
+};
+
+// GROUP inputs of a row as digits: value = high_scale * high + low_scale * low, or without the latter where one digit is
+// enough. No digit is -128.
+struct DigitGroup {
+  float high_scale, low_scale, sum;  // sum: of the values
+  int32_t high_shift, low_shift;     // -128 times the sum of the digits: what 128 in every byte adds to their products
 };
 
 // A matrix of one to three parts that multiply the same rows: query, key and value, or gate and up. Only the last panel
@@ -35,36 +49,42 @@ struct Linear {
   int in;
   const int32_t* order;  // input order[i] comes i-th in quantised rows; null: the inputs keep their order
 
-  bool takes_int8() const {
-    return std::any_of(parts, parts + count, [](const Part& part) { return part.takes_int8(); });
-  }
-  bool takes_int16() const {
-    return std::any_of(parts, parts + count, [](const Part& part) { return part.takes_int16(); });
+  bool takes_digits() const { return any(&Part::takes_digits); }
+  bool takes_low_digits() const { return any(&Part::takes_low_digits); }
+  bool takes_int16() const { return any(&Part::takes_int16); }
+  bool takes_bfloat16() const { return any(&Part::takes_bfloat16); }
+
+ private:
+  bool any(bool (Part::*takes)() const) const {
+    return std::any_of(parts, parts + count, [takes](const Part& part) { return (part.*takes)(); });
   }
 };
 
 // Most blocks of the tokens that a row of a branching draft sees beyond those that lie in the order of the tokens.
 constexpr int BRANCH_BLOCKS = (BLOCK - 1 + 63 + BLOCK - 1) / BLOCK;
 
-// Rows that a matrix is multiplied with: floats and, for integer weights, quantised in the input order of the matrix.
+// Rows that a matrix is multiplied with: floats and what its formats take, integers in the input order of the matrix.
 struct Activations {
   std::vector<float> floats;
   std::vector<int16_t> int16_values;      // [row][in]
-  std::vector<float> int16_scales;  // [row][in / GROUP]
-  std::vector<int8_t> int8_values;      // [row][in], and so the next three
-  std::vector<float> scales;        // [row][in / GROUP]
-  std::vector<float> sums;      // [row][in / GROUP], of the int8 values, times their scale
-  std::vector<int32_t> shifts;  // [row][in / GROUP], minus what the 128 in every byte adds to a group's product
+  std::vector<float> int16_scales;        // [row][in / GROUP]
+  std::vector<int8_t> high, low;          // [row][in]
+  std::vector<DigitGroup> groups;         // [row][in / GROUP]
+  std::vector<uint8_t> has_low;           // [in / GROUP][rows], 1 where a group of a row has low digits
+  long rows = 0;                          // that there is memory for
+  std::vector<uint16_t> bfloat16_values;  // [row][in]
 
-  void reserve(int rows, int width) {
-    if (floats.size() >= (size_t)rows * width) return;
-    int16_values.resize((size_t)rows * width);
-    int16_scales.resize((size_t)rows * width / GROUP);
-    int8_values.resize((size_t)rows * width);
-    scales.resize((size_t)rows * width / GROUP);
-    sums.resize((size_t)rows * width / GROUP);
-    shifts.resize((size_t)rows * width / GROUP);
-    floats.resize((size_t)rows * width);  // last: its size says whether the others are allocated
+  void reserve(int wanted, int width) {
+    if (rows >= wanted) return;
+    int16_values.resize((size_t)wanted * width);
+    int16_scales.resize((size_t)wanted * width / GROUP);
+    high.resize((size_t)wanted * width);
+    low.resize((size_t)wanted * width);
+    groups.resize((size_t)wanted * width / GROUP);
+    has_low.resize((size_t)wanted * width / GROUP);
+    bfloat16_values.resize((size_t)wanted * width);
+    floats.resize((size_t)wanted * width);
+    rows = wanted;  // last: it says that all of them are allocated
   }
 };
 

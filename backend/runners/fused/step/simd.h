@@ -17,6 +17,18 @@ inline __m128i shifted_levels() { return _mm_xor_si128(levels(), _mm_set1_epi8(-
 
 #if defined(__AVX512F__) && defined(__AVX512BW__)
 #define WIDE
+#if defined(__AVX512VNNI__)
+#define BYTE_DOTS  // an instruction adds up four products of bytes in every 32-bit lane
+#define INSTRUCTIONS_OF_BYTES " with VNNI"
+#else
+#define INSTRUCTIONS_OF_BYTES ""
+#endif
+#if defined(__AVX512BF16__)
+#define BFLOAT16_DOTS  // an instruction adds up two products of bfloat16 in every float
+#define INSTRUCTIONS "AVX-512" INSTRUCTIONS_OF_BYTES " and BF16"
+#else
+#define INSTRUCTIONS "AVX-512" INSTRUCTIONS_OF_BYTES
+#endif
 constexpr int LANES = 16;
 constexpr int ROW_TILE = 12;         // rows of a matrix product that share the weights in registers: 24 accumulators
 constexpr int INTEGER_ROW_TILE = 6;  // the same where sums of integers need registers beside the float ones
@@ -56,15 +68,19 @@ inline Integers load_widened(const uint8_t* p) { return _mm512_cvtepi8_epi16(_mm
 inline void store_int16(int16_t* p, Vector v) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(v)));
 }
+inline void keep_order(Integers&) {}
 using Nf4Operand = Integers;  // unsigned bytes, 128 above what they stand for
 inline Nf4Operand nf4_operand(Integers nibbles) {
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(shifted_levels()), nibbles);
 }
 inline Integers begin_dot(int32_t shift) { return broadcast_word(shift); }
-#if defined(__AVX512VNNI__)
-inline Integers dot2(Integers total, Integers shorts, Integers word) {
-  return _mm512_dpwssd_epi32(total, shorts, word);
+#if defined(BFLOAT16_DOTS)
+inline Vector dot_bfloat16(Vector total, Integers pairs, Integers word) {
+  return _mm512_dpbf16_ps(total, (__m512bh)pairs, (__m512bh)word);
 }
+inline void store_bfloat16(uint16_t* p, Vector v) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(v)); }
+#endif
+#if defined(BYTE_DOTS)
 inline Integers dot4(Integers total, Nf4Operand bytes, Integers word) {
   return _mm512_dpbusd_epi32(total, bytes, word);
 }
@@ -86,6 +102,12 @@ inline Integers dot4_int4(Integers total, Integers nibbles, Integers word) {
 inline Integers total_of_int4(Integers total) { return _mm512_madd_epi16(total, _mm512_set1_epi16(1)); }
 #endif
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#if defined(__AVXVNNI__)
+#define BYTE_DOTS
+#define INSTRUCTIONS "AVX2 with VNNI"
+#else
+#define INSTRUCTIONS "AVX2"
+#endif
 constexpr int LANES = 8;
 constexpr int ROW_TILE = 6;
 constexpr int INTEGER_ROW_TILE = 3;
@@ -142,12 +164,10 @@ inline Vector high_floats(Integers halves) { return _mm256_cvtph_ps(_mm256_extra
 inline Integers shuffle(__m128i table, Integers v) {
   return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), v);
 }
-#if defined(__AVXVNNI__)
+inline void keep_order(Integers& v) { asm("" : "+x"(v)); }
+#if defined(BYTE_DOTS)
 using Nf4Operand = Integers;  // unsigned bytes, 128 above what they stand for
 inline Nf4Operand nf4_operand(Integers nibbles) { return shuffle(shifted_levels(), nibbles); }
-inline Integers dot2(Integers total, Integers shorts, Integers word) {
-  return _mm256_dpwssd_avx_epi32(total, shorts, word);
-}
 inline Integers begin_dot(int32_t shift) { return broadcast_word(shift); }
 inline Integers dot4(Integers total, Nf4Operand bytes, Integers word) {
   return _mm256_dpbusd_avx_epi32(total, bytes, word);
@@ -183,16 +203,18 @@ inline Integers total_of_int4(Integers total) { return _mm256_madd_epi16(total, 
 // high_e4m3_to_half, low_e4m3_to_half: E4M3 in the high or the low byte of 16 bits to half floats 256 times smaller,
 // subnormal ones included; the other byte is ignored.
 // load_widened: signed bytes as 16 bits each. dot2: total + the sum of two products of 16 bits, in every 32-bit lane.
+// keep_order: GCC reads nothing that comes after before this value is there; with sixteen registers it would otherwise
+// load all words of a row at once, and keep weights on the stack.
 // begin_dot, dot4: the running total + the sum of four products of an NF4 level with a signed byte, in every 32-bit
 // lane, exactly. `shift` is -128 times the sum of all signed bytes that will follow, none of which is -128.
-// dot4_int4: total + the sum of four products of a nibble with a signed byte, for the words of one GROUP;
-// total_of_int4 gives their total. Without VNNI the products of a group fit 16 bits, which saves a widening a word.
+// dot4_int4: total + the sum of four products of a nibble with a signed byte, for the words of one GROUP; total_of_int4
+// gives their total. Without BYTE_DOTS the products of a group fit 16 bits, which saves a widening a word.
 
 constexpr int PANEL = 2 * LANES;
 constexpr int GROUP = 32;  // inputs that share a scale where weights are integers
-constexpr int INT4_ROW_TILE = 8;  // rows of an INT4 product, whose sums are in memory and not in registers
-constexpr int MAX_ROWS = std::max(ROW_TILE, INT4_ROW_TILE);
-static_assert(ROW_TILE <= 12 && INTEGER_ROW_TILE <= 6 && INT4_ROW_TILE <= 8 && QUERY_TILE <= 6,
+constexpr int WORD_ROW_TILE = 8;  // rows of products whose totals are in memory and not in registers
+constexpr int MAX_ROWS = std::max(ROW_TILE, WORD_ROW_TILE);
+static_assert(ROW_TILE <= 12 && INTEGER_ROW_TILE <= 6 && WORD_ROW_TILE <= 8 && QUERY_TILE <= 6,
               "the tables of kernels end there");
 static_assert(GROUP / 2 * 15 * 127 <= 32767, "dot4_int4 adds up GROUP / 2 products in 16 bits");
 static_assert(GROUP * 128L * 32768 <= 2147483647, "dot2 adds up the products of a group in 32 bits");
