@@ -19,7 +19,6 @@ STANDARD: dict[str, Any] = {
     "store": True,
     "metadata": {"chat": "1"},
     "service_tier": "flex",
-    "prediction": {"type": "content", "content": "Paris"},
     "web_search_options": {},
     "safety_identifier": "u",
     "prompt_cache_key": "k",

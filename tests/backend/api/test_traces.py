@@ -14,6 +14,7 @@ from telemetry.tracing.opening import open_tracing
 from telemetry.tracing.span import Tracing
 from tests.backend.conftest import CHAT, COMPLETIONS, MODEL, StartServer
 from tests.telemetry.tracing.collector import Collector, attributes_of
+from tests.waiting import until
 
 TRACE, PARENT = "a" * 32, "b" * 16
 HEADERS = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-keepgate-reuse": "conversation"}
@@ -90,7 +91,13 @@ async def test_what_the_prefix_store_does_is_in_the_trace(
     lookup, offload, restore = await collector.named(
         "prefix_store.lookup", "prefix_store.offload", "prefix_store.restore"
     )
-    requests = [span.span_id for span in collector.spans if span.name == f"text_completion {MODEL}"]
+    requests: list[bytes] = []
+
+    def both_arrived() -> bool:
+        requests[:] = [span.span_id for span in collector.spans if span.name == f"text_completion {MODEL}"]
+        return len(requests) == 2
+
+    await until(both_arrived)
     assert [lookup.parent_span_id, offload.parent_span_id, restore.parent_span_id] == [
         requests[0],
         requests[0],

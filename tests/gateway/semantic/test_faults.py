@@ -195,7 +195,7 @@ async def _stranger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
     while head := await reader.read(4):
         payload = await reader.readexactly(struct.unpack(">I", head)[0])
         number = msgspec.msgpack.decode(payload)[0]
-        reply = msgspec.msgpack.encode([number, ["found", 1, 0.9, 0.001, "semantic", "public.nobody", 1.0, False]])
+        reply = msgspec.msgpack.encode([number, ["found", 1, 0.9, 0.001, "public.nobody", 1.0, "semantic", False]])
         writer.write(struct.pack(">I", len(reply)) + reply)
 
 
@@ -257,7 +257,7 @@ async def test_a_faulty_process_cannot_cross_tenants(
         victim, thief = client.tenant("sk-victim"), client.tenant("sk-thief")
         first = await victim.post(chat(ASKED))
         created = (await client.get(f"/v1/cache/entries/{first.entry}")).json["created"]
-        lie[:] = ["found", 1, 0.9, 0.001, "semantic", first.entry, created, False]
+        lie[:] = ["found", 1, 0.9, 0.001, first.entry, created, "semantic", False]
         own, other = await victim.post(chat(AGAIN)), await thief.post(chat(AGAIN))
     finally:
         server.close()
