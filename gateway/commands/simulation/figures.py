@@ -14,7 +14,7 @@ def _figure(default: float, unit: str, source: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """CPU time is of one core of an AMD EPYC (Zen 4). `source` in the metadata of each field says where it is from."""
+    """CPU time is of one core of an AMD EPYC. `source` in the metadata of each field says where it is from."""
 
     gateway_hit: float = _figure(148e-6, "s", f"{_RESULTS}/exact_hits.json: chat, 300 B, everything on: CPU µs per hit")
     """CPU time of a gateway for a hit from its memory, with keys, limits, costs and traces on."""
