@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gzip
 import json
 import os
 import shutil
@@ -22,7 +21,7 @@ from backend.commands.command_line import (
     progress_printer,
     run_command,
 )
-from backend.errors import ModelError
+from backend.text.text_file import read_text
 
 _DESCRIPTION = """\
 Train heads on a frozen model that propose the next tokens of its answers, for `keepgate backend --medusa DIR`
@@ -46,12 +45,12 @@ def _train(words: Sequence[str]) -> None:
     exit_on_broken_pipe()
     arguments = _parser().parse_args(words)
     ignore_broken_pipe()
-    text = _read(arguments.text)
+    text = read_text(arguments.text)
     progress = progress_printer("train-medusa")
     from backend.engine.config import EngineConfig
     from backend.model import load_model
     from backend.model_loader.source import resolve_model
-    from backend.speculation.training import MedusaTraining, TrainingPlan
+    from backend.speculation.medusa_training import MedusaTraining, TrainingPlan
 
     count = arguments.threads or len(os.sched_getaffinity(0))
     model = load_model(resolve_model(arguments.model, progress), EngineConfig(threads=count), progress)
@@ -69,14 +68,6 @@ def _train(words: Sequence[str]) -> None:
     for number, share in enumerate(trained.accuracy, start=1):
         print(f"head {number}: guesses {share:.1%} of the tokens {number + 1} places on")
     print(f"heads: {arguments.out}; loss by step: {arguments.out / 'loss.svg'}")
-
-
-def _read(file: Path) -> str:
-    try:
-        data = file.read_bytes()
-        return (gzip.decompress(data) if file.suffix == ".gz" else data).decode()
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise ModelError(f"--text {file}: cannot be read as UTF-8 text: {error}") from error
 
 
 def _parser() -> Parser:

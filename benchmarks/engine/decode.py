@@ -1,16 +1,11 @@
 """Decode throughput of the in-repo engine: runs `decode_program.py`, and reads the report it writes."""
 
-import asyncio
-import os
-import sys
-import tempfile
-from pathlib import Path
-
 import msgspec
 
+from benchmarks.engine import decode_program
 from benchmarks.engine.decode_program import TEMPERATURE, TOP_P
 from benchmarks.harness.measurement import RATIO, Figure, Row, Target
-from benchmarks.harness.processes import ROOT, CannotMeasure, cores
+from benchmarks.harness.processes import run_on_all_cores
 
 _MIN_TOKENS_PER_SECOND = {1: 50.0, 8: 300.0, 32: 500.0}
 _METHOD = """\
@@ -39,7 +34,8 @@ class _Report(msgspec.Struct):
 
 
 async def measure(quick: bool) -> Figure:
-    report = await _run(["--batches", "1", "--sampled", "--rounds", "2"] if quick else ["--rounds", "5"])
+    words = ["--batches", "1", "--sampled", "--rounds", "2"] if quick else ["--rounds", "5"]
+    report = msgspec.json.decode(await run_on_all_cores(decode_program.__name__, *words), type=_Report)
     method = _METHOD.format(
         model=report.model,
         context=report.context,
@@ -50,24 +46,6 @@ async def measure(quick: bool) -> Figure:
     )
     rows = tuple(row for batch in report.rows for row in _rows(batch))
     return Figure(figure="decode", title="Engine decode", method=method, rows=rows)
-
-
-async def _run(words: list[str]) -> _Report:
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "decode.json")
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "benchmarks.engine.decode_program", "--out", str(out), *words),
-            cwd=ROOT,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            preexec_fn=lambda: os.sched_setaffinity(0, cores().all),
-        )
-        said, _ = await process.communicate()
-        if process.returncode:
-            last = said.decode(errors="replace").strip().splitlines()[-1:]
-            raise CannotMeasure(f"decode_program.py ended with status {process.returncode}: {''.join(last)}")
-        written = await asyncio.to_thread(out.read_bytes)
-        return msgspec.json.decode(written, type=_Report)
 
 
 def _rows(batch: _Batch) -> tuple[Row, Row]:

@@ -6,7 +6,7 @@ A sample is the median time of decode steps of a batch whose prompts have been c
 row has the median over the rounds. `generate` is measured in float32 and bfloat16 and the better one is compared. All
 workers have the same setting of OpenMP's spinning (runners/fused/thread_count.py), which on busy machines helps both.
 
-    python -m benchmarks.engine.decode_program [--batches 1 8 32] [--sampled 8 32] [--rounds 5] [--out FILE]
+    python -m benchmarks.engine.decode_program [--batches 1 8 32] [--sampled 8 32] [--rounds 5]
 
 Greedy, and at `--sampled` batches drawn at the temperature and top-p that chat applications send.
 """
@@ -35,23 +35,19 @@ WORKERS = ("keepgate", "transformers-float32", "transformers-bfloat16")
 
 
 def main() -> int:
-    """Runs the comparison and writes JSON to stdout, and to ``--out``."""
+    """Runs the comparison and writes JSON to stdout."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--sampled", type=int, nargs="*", default=[8, 32])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--worker", choices=WORKERS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         return work(arguments.worker, arguments.threads)
     loads = [(batch, False) for batch in arguments.batches] + [(batch, True) for batch in arguments.sampled]
     report = compare(loads, arguments.rounds, arguments.threads)
-    text = json.dumps(report, indent=2)
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(text + "\n", encoding="utf-8")
+    print(json.dumps(report, indent=2))
     return 0
 
 

@@ -1,16 +1,11 @@
 """Two ranks beside one: runs `parallel_program.py` for both divisions, and reads the reports it writes."""
 
-import asyncio
-import os
-import sys
-import tempfile
-from pathlib import Path
-
 import msgspec
 
+from benchmarks.engine import parallel_program
 from benchmarks.engine.parallel_program import HIDDEN, INNER, LAYERS, PAIRS
 from benchmarks.harness.measurement import RATIO, Figure, Row, Target
-from benchmarks.harness.processes import ROOT, CannotMeasure, cores
+from benchmarks.harness.processes import run_on_all_cores
 
 _LEAST = 1.5
 _METHOD = f"""\
@@ -36,22 +31,8 @@ async def measure(quick: bool) -> Figure:
 
 
 async def _run(division: str, rounds: int) -> list[_Steps]:
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "parallel.json")
-        words = ("--division", division, "--rounds", str(rounds), "--out", str(out))
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "benchmarks.engine.parallel_program", *words),
-            cwd=ROOT,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            preexec_fn=lambda: os.sched_setaffinity(0, cores().all),
-        )
-        said, _ = await process.communicate()
-        if process.returncode:
-            last = said.decode(errors="replace").strip().splitlines()[-1:]
-            raise CannotMeasure(f"parallel_program.py ended with status {process.returncode}: {''.join(last)}")
-        written = await asyncio.to_thread(out.read_bytes)
-        return msgspec.json.decode(written, type=list[_Steps])
+    words = ("--division", division, "--rounds", str(rounds))
+    return msgspec.json.decode(await run_on_all_cores(parallel_program.__name__, *words), type=list[_Steps])
 
 
 def _row(division: str, steps: _Steps, target: Target | None) -> Row:

@@ -5,7 +5,7 @@ size and what is computed with its square, so the result for a small model is an
 whole model and is rank 0 of the divided one, so both see the same machine; it stays on the first core, and the other
 rank on the second. Steps alternate; a sample is the median of the ratios of the pairs of a round.
 
-    python -m benchmarks.engine.parallel_program --division {tensor,pipeline} [--rounds 5] [--out FILE]
+    python -m benchmarks.engine.parallel_program --division {tensor,pipeline} [--rounds 5]
 """
 
 from __future__ import annotations
@@ -38,20 +38,16 @@ PAIRS = 3
 
 
 def main() -> None:
-    """Measures and writes JSON to stdout, and to ``--out``."""
+    """Measures and writes JSON to stdout."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--division", choices=["tensor", "pipeline"], required=True)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     first, second, *_ = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {first})  # before torch starts a thread
     with tempfile.TemporaryDirectory(prefix="keepgate-bench-") as folder:
         report = compare(write_model(Path(folder)), arguments.division, arguments.rounds, second)
-    text = json.dumps(report, indent=2)
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(text + "\n", encoding="utf-8")
+    print(json.dumps(report, indent=2))
 
 
 def compare(directory: Path, division: str, rounds: int, other_core: int) -> list[dict[str, Any]]:

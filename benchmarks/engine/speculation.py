@@ -1,16 +1,11 @@
 """Decode throughput with drafts against without: runs `speculation_program.py`, and reads the report it writes."""
 
-import asyncio
-import os
-import sys
-import tempfile
-from pathlib import Path
-
 import msgspec
 
+from benchmarks.engine import speculation_program
 from benchmarks.engine.speculation_program import ANSWER, Load, Sample
 from benchmarks.harness.measurement import RATIO, Figure, Row, Target
-from benchmarks.harness.processes import ROOT, CannotMeasure, cores
+from benchmarks.harness.processes import run_on_all_cores
 
 _METHOD = """\
 `speculation_program.py`: {model} on {threads} threads, runner {runner}; whole steps of the engine. The same prompts
@@ -40,7 +35,8 @@ class _Report(msgspec.Struct):
 
 
 async def measure(quick: bool) -> Figure:
-    report = await _run(["--rounds", "1", "--loads", "1"] if quick else ["--rounds", "5"])
+    words = ["--rounds", "1", "--loads", "1"] if quick else ["--rounds", "5"]
+    report = msgspec.json.decode(await run_on_all_cores(speculation_program.__name__, *words), type=_Report)
     method = _METHOD.format(
         model=report.model,
         threads=report.threads,
@@ -51,23 +47,6 @@ async def measure(quick: bool) -> Figure:
     return Figure(
         figure="speculation", title="Speculative decoding", method=method, rows=tuple(map(_row, report.loads))
     )
-
-
-async def _run(words: list[str]) -> _Report:
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "speculation.json")
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "benchmarks.engine.speculation_program", "--out", str(out), *words),
-            cwd=ROOT,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            preexec_fn=lambda: os.sched_setaffinity(0, cores().all),
-        )
-        said, _ = await process.communicate()
-        if process.returncode:
-            last = said.decode(errors="replace").strip().splitlines()[-1:]
-            raise CannotMeasure(f"speculation_program.py ended with status {process.returncode}: {''.join(last)}")
-        return msgspec.json.decode(await asyncio.to_thread(out.read_bytes), type=_Report)
 
 
 def _row(measured: _Load) -> Row:

@@ -1,6 +1,6 @@
 """Decode throughput of the engine with drafts and without, in turn, on the same answers.
 
-    python -m benchmarks.engine.speculation_program [--rounds 5] [--quantization none] [--out FILE]
+    python -m benchmarks.engine.speculation_program [--rounds 5] [--quantization none]
 
 Each load is a batch of prompts. A round answers them without drafts and with them; the order changes from round to
 round. Prefill is not part of a sample: it is the tokens after the first of each answer, by the time they take. The
@@ -77,17 +77,13 @@ class Sample:
 
 
 def main() -> int:
-    """Runs the comparison and writes JSON to stdout, and to ``--out``."""
+    """Runs the comparison and writes JSON to stdout."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quantization", default="none")
     parser.add_argument("--loads", type=int, default=len(LOADS), help="the first so many loads")
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    text = json.dumps(compare(LOADS[: arguments.loads], arguments.rounds, arguments.quantization), indent=2)
-    print(text)
-    if arguments.out:
-        arguments.out.write_text(text + "\n", encoding="utf-8")
+    print(json.dumps(compare(LOADS[: arguments.loads], arguments.rounds, arguments.quantization), indent=2))
     return 0
 
 

@@ -45,6 +45,7 @@ FIGURES = {
 }
 # Figures that need what a machine may not have: in the report where they have been measured.
 OPTIONAL_FIGURES = {
+    "speculation": "engine.speculation",
     "engines": "engine.peers",
     "semantic_peers": "semantic.peers",
     "quantization_peers": "quantization.peers",

@@ -15,7 +15,7 @@ from backend.engine.sequence import SamplingParams, Sequence
 from backend.errors import ModelError
 from backend.model import ServedModel
 from backend.speculation.medusa import MedusaHeads, MedusaWeights, load_medusa
-from backend.speculation.training import MedusaTraining, Trained, TrainingPlan
+from backend.speculation.medusa_training import MedusaTraining, Trained, TrainingPlan
 from backend.text.detokenizer import Detokenizer
 from tests.backend.speculation.drafting import eager
 
@@ -134,8 +134,8 @@ def test_another_plan_or_a_full_directory_is_refused(
     ("words", "status", "message"),
     [
         (["default", "--out", "x"], 2, "--text"),
-        (["default", "--text", "missing.txt", "--out", "x"], 1, "--text missing.txt: cannot be read as UTF-8 text"),
-        (["default", "--text", "broken.gz", "--out", "x"], 1, "--text broken.gz: cannot be read as UTF-8 text"),
+        (["default", "--text", "missing.txt", "--out", "x"], 1, "missing.txt: cannot be read: No such file"),
+        (["default", "--text", "broken.gz", "--out", "x"], 1, "broken.gz: not a whole gzip file"),
         (["default", "--text", "a", "--out", "x", "--heads", "9"], 2, "--heads"),
     ],
 )
