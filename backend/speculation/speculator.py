@@ -105,6 +105,8 @@ class AdaptiveSpeculator:
         self._draft_model = draft_model
         self._medusa = medusa
         self._max_tokens = max_tokens
+        self._depths = np.arange(1, max_tokens + 1)
+        self._hopeless_gains = np.cumsum(_HOPELESS**self._depths)
         self._texts: dict[int, TokenText] = {}
         self._states: dict[int, tuple[int, torch.Tensor]] = {}
         self._pauses: dict[int, _Pause] = {}
@@ -262,14 +264,13 @@ class AdaptiveSpeculator:
         Args:
             rows, tokens: that the step computes and gives without drafts.
         """
-        deepest = self._max_tokens
-        gains = np.cumsum(_HOPELESS ** np.arange(1, deepest + 1))
-        one, all_of_them = np.arange(1, deepest + 1), tokens * np.arange(1, deepest + 1)
-        return any(
-            self._pays(rows, tokens, int(added), float(gain))
-            for added, gain in (*zip(one, gains, strict=True), *zip(all_of_them, tokens * gains, strict=True))
-            if added <= room
-        )
+        for sequences in (1, tokens):
+            added = sequences * self._depths
+            lost = tokens * (self._costs.relative(rows, added) - 1)
+            pays = sequences * self._hopeless_gains > _CAUTION * lost + _LEAST_GAIN
+            if pays[added <= room].any():
+                return True
+        return False
 
     def _pays(self, rows: int, tokens: int, added: int, gain: float, writing: float = 0.0) -> bool:
         """Whether ``added`` rows are worth their time, with which the step would otherwise give tokens as before."""

@@ -16,6 +16,8 @@ _WEIGHT = 1 / 16
 _FINEST = 16
 """Numbers of rows up to this one have a mean each; beyond, those within an eighth of each other share one."""
 
+_INTERPOLATED_EVERY = 16
+"""Steps; to interpolate takes as long as all else that is done for a step."""
 _MEASURED = (1, 32, 8, 2, 16, 4)
 _ROUNDS = 4
 _SECONDS = 1.5
@@ -36,6 +38,7 @@ class StepCosts:
     def __init__(self, measured: Mapping[int, float]) -> None:
         self._means = dict(measured)
         self._pace = 1.0
+        self._recorded = 0
         self._by_rows = self._interpolated()
 
     def record(self, rows: int, seconds: float) -> None:
@@ -50,11 +53,18 @@ class StepCosts:
         size = _size(rows)
         before = self._means.get(size, float(self._by_rows[size]))
         self._means[size] = before * (1 + _WEIGHT * (ratio / drift - 1))
-        self._by_rows = self._interpolated()
+        self._recorded += 1
+        if self._recorded % _INTERPOLATED_EVERY == 0:
+            self._by_rows = self._interpolated()
 
     def __call__(self, rows: int) -> float:
         """Seconds of a step of so many rows, at today's pace."""
         return self._pace * float(self._by_rows[min(rows, _MOST_ROWS)])
+
+    def relative(self, rows: int, added: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Seconds of steps with so many more rows than ``rows``, in multiples of what the step takes without them."""
+        plain, *more = self._by_rows[np.minimum([rows, *(rows + added)], _MOST_ROWS)]
+        return np.array(more) / plain
 
     def _interpolated(self) -> npt.NDArray[np.float64]:
         """Relative seconds by rows, from 0 on; never falling, for fewer rows take no longer than more did."""
