@@ -14,8 +14,8 @@ from backend.models.json_file import read_json_object
 if TYPE_CHECKING:
     import torch
 
-# Floats without a scale; eight-bit ones need a separate scale.
-_WEIGHT_DTYPES = ("F32", "BF16", "F16", "F64")
+# Floats without a scale, as safetensors and torch name them; eight-bit ones need a separate scale.
+_WEIGHT_DTYPES = {"F32": "torch.float32", "BF16": "torch.bfloat16", "F16": "torch.float16", "F64": "torch.float64"}
 _INDEX = "model.safetensors.index.json"
 
 
@@ -99,9 +99,8 @@ class TensorStore:
         if tuple(about.get_shape()) != shape:
             raise ModelError(f"{path}: tensor {name} has shape {about.get_shape()}, expected {list(shape)}")
         if about.get_dtype() not in _WEIGHT_DTYPES:
-            raise ModelError(
-                f"{path}: tensor {name} is {about.get_dtype()}, expected one of {', '.join(_WEIGHT_DTYPES)}"
-            )
+            expected = ", ".join(_WEIGHT_DTYPES.values())
+            raise ModelError(f"{path}: tensor {name} is {self.raw(name).dtype}, expected one of {expected}")
         if rows is None and columns is None:
             tensor: torch.Tensor = self.raw(name)
         else:

@@ -63,8 +63,8 @@ class StepCosts:
 
     def relative(self, rows: int, added: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """Seconds of steps with so many more rows than ``rows``, in multiples of what the step takes without them."""
-        plain, *more = self._by_rows[np.minimum([rows, *(rows + added)], _MOST_ROWS)]
-        return np.array(more) / plain
+        more: npt.NDArray[np.float64] = self._by_rows[np.minimum(rows + added, _MOST_ROWS)]
+        return more / float(self._by_rows[min(rows, _MOST_ROWS)])
 
     def _interpolated(self) -> npt.NDArray[np.float64]:
         """Relative seconds by rows, from 0 on; never falling, for fewer rows take no longer than more did."""

@@ -119,7 +119,8 @@ def test_the_options_reach_the_runner(random_llama: tuple[ModelConfig, ModelWeig
     runner = choose_runner(*random_llama, engine, 128, completion.append)
     assert runner.name == "torch-bfloat16-kv-int8"
     assert runner.num_blocks == 2**20 // TorchRunner.block_bytes(random_llama[0], torch.bfloat16, "int8")
-    assert "the fused step does not compute in bfloat16" in completion[-1]
+    choose_runner(*random_llama, dataclasses.replace(engine, dtype="float32"), 128, completion.append)
+    assert "the fused step does not compute in float32" in completion[-1]
     fp8 = choose_runner(*random_llama, dataclasses.replace(engine, dtype="auto", kv_dtype="fp8"), 128, quiet)
     assert fp8.name == "torch-float32-kv-fp8"
     output = fp8.run(step_of([(Paged(random_tokens(20), [0, 1]), 20)]))
