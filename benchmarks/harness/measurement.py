@@ -43,7 +43,7 @@ FIGURES = {
     "quantization_quality": "quantization.quality",
     "quantization_decode": "quantization.decode",
 }
-# Figures that need what a machine may not have: in the report where they have been measured.
+# Figures that need what a machine may not have, or have no result yet: in the report where they have been measured.
 OPTIONAL_FIGURES = {
     "speculation": "engine.speculation",
     "engines": "engine.peers",
