@@ -123,7 +123,7 @@ async def test_a_lost_rank_costs_no_request(
         status = await asyncio.to_thread(divided.wait, WITHIN)
         await load.until_more(2 * CLIENTS)
         await load.ended()
-    assert load.failed == []
+    assert load.failed == [], gateway.said
     assert status == 1
     assert f"keepgate backend: {what}" in divided.said
     assert "Traceback" not in divided.said
