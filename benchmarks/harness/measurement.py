@@ -46,6 +46,7 @@ FIGURES = {
 # Figures that need what a machine may not have, or have no result yet: in the report where they have been measured.
 OPTIONAL_FIGURES = {
     "speculation": "engine.speculation",
+    "medusa": "engine.medusa",
     "engines": "engine.peers",
     "semantic_peers": "semantic.peers",
     "quantization_peers": "quantization.peers",

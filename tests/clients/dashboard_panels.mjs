@@ -18,6 +18,7 @@ async function look(page) {
   return {
     engines: await rows(page, "engines-body"),
     others: await page.locator("#engines-others li").allTextContents(),
+    drafts: await rows(page, "drafts-body"),
     tiers: await rows(page, "tiers-body"),
     notes: await page.locator("#tiers-notes li").allTextContents(),
     keys: await rows(page, "keys-body"),
@@ -38,7 +39,8 @@ try {
   await shown(page);
   seen.first = await look(page);
   const engines = await page.textContent("#engines-body");
-  await send({ model, max_tokens: 16, messages: [{ role: "user", content: "Count to a hundred." }] });
+  const prediction = { type: "content", content: "One, two, three, four, five, six." };
+  await send({ model, max_tokens: 16, messages: [{ role: "user", content: "Count to a hundred." }], prediction });
   await page.waitForFunction(before => document.getElementById("engines-body").textContent !== before, engines);
   await send({ model: "mock", max_tokens: 50, messages: [{ role: "user", content: "Something else" }] });
   await page.reload();

@@ -18,6 +18,7 @@ from gateway.settings.upstreams import UpstreamSettings
 from gateway.upstreams.mock import Reply
 from prefix_store.store.config import StoreConfig
 from tests.backend.conftest import MODEL, StartServer
+from tests.backend.speculation.drafting import eager
 from tests.cache.valkey import Valkey
 from tests.clients.node import HERE, install, npm_cache, program
 from tests.gateway.client import chat
@@ -90,7 +91,7 @@ async def test_an_operator_sees_engines_budgets_and_risks(
     stage: Stage, valkey: Valkey, semantic: SemanticStage, start_server: StartServer
 ) -> None:
     """The figures of a real engine, what a key has spent, and how reliable the semantic cache is; all of it updates."""
-    engine = await start_server(prefix_store=StoreConfig(memory_bytes=16 * 2**20, name="engine"))
+    engine = await start_server(speculator=eager(), prefix_store=StoreConfig(memory_bytes=16 * 2**20, name="engine"))
     mock = await stage.mock(Reply(text=ANSWER))
     observing = SemanticSettings(mode="observe", policy="budget", deadline=5.0)
     service = await semantic.service(valkey.url, policy="budget", deadline=5.0)
@@ -136,6 +137,11 @@ async def test_an_operator_sees_engines_budgets_and_risks(
     assert any("gone cannot be reached" in reason for reason in first["others"])
     assert [row[1] for row in first["tiers"]] == ["device (KV blocks)", "host memory"]
     device, memory = first["tiers"]
+    (predicted,) = (row for row in second["drafts"] if row[1] == "prediction")
+    assert predicted[0] == "gpu-1"
+    assert 0 < int(predicted[2]) <= int(predicted[3])
+    assert re.fullmatch(r"\d+ \([\d.]+ %\)", predicted[4].strip())
+    assert float(predicted[5].split()[0]) > 0
     assert "16.8 MB" in memory[3]
     assert re.fullmatch(r"[\d.]+ [kM]B of [\d.]+ [MG]B", device[3].strip())
     assert (int(device[4]) > 0, device[5:7]) == (True, ["0", "0.0 %"])

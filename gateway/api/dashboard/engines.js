@@ -23,6 +23,7 @@ function showEngines(list) {
   }), list.missing ?? "No upstream is Keepgate's engine. Start the gateway without --upstream for the included one, or name the URL of a `keepgate backend`.");
   const others = list.data.filter(each => !each.engine).map(each => element("li", each.reason, { class: each.state === "away" ? "bad" : "" }));
   get("engines-others").replaceChildren(...others);
+  showDrafts(found);
   showTiers(found);
   get("engines-charts").hidden = !found.length;
   if (!found.length) return;
@@ -46,6 +47,15 @@ function note(engines) {
   course.running.push(sum(engine => engine.batch.running));
   course.waiting.push(sum(engine => engine.batch.waiting));
   if (course.time.length > KEPT) for (const values of Object.values(course)) values.shift();
+}
+
+function showDrafts(found) {
+  const rows = found.flatMap(({ upstream, engine }) => Object.entries(engine.drafts).map(([method, drafts]) => [
+    upstream, method, count(drafts.drafts), count(drafts.proposed_tokens),
+    meter(drafts.accepted_tokens, drafts.proposed_tokens, `${count(drafts.accepted_tokens)} (${share(drafts.accepted_tokens / drafts.proposed_tokens)})`, "accepted tokens"),
+    `${drafts.speedup.toFixed(2)} ×`,
+  ]));
+  fill("drafts-body", rows, "No step has verified a draft yet: nothing was proposed, or a draft would not have paid.");
 }
 
 function showTiers(found) {

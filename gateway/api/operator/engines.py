@@ -60,6 +60,17 @@ class EnginePrefixCache(msgspec.Struct, kw_only=True):
     tokens_found: int
 
 
+class EngineDrafts(msgspec.Struct, kw_only=True):
+    """Of one method since the engine's start: drafts, their tokens, and those of them that became part of an answer.
+    `speedup` is the time that the tokens would have taken without drafts, as a multiple of the time that they took.
+    """
+
+    drafts: int
+    proposed_tokens: int
+    accepted_tokens: int
+    speedup: float
+
+
 class PrefixTier(msgspec.Struct, kw_only=True):
     """`tokens_saved` were found here and not computed. Counts are of blocks; what a tier does not count is left out."""
 
@@ -93,7 +104,7 @@ class EnginePrefixStore(msgspec.Struct, kw_only=True):
 
 
 class Engine(msgspec.Struct, kw_only=True):
-    """`prefix_store` is null for an engine that keeps no blocks beyond its own memory."""
+    """`prefix_store` is null for an engine that keeps no blocks beyond its own memory, and `drafts` are by method."""
 
     object: Literal["keepgate.engine"]
     model: str
@@ -104,6 +115,7 @@ class Engine(msgspec.Struct, kw_only=True):
     tokens: EngineTokens
     prefix_cache: EnginePrefixCache
     preemptions: int
+    drafts: dict[str, EngineDrafts]
     prefix_store: EnginePrefixStore | None
 
 

@@ -26,6 +26,7 @@ STATUS: dict[str, Any] = {
     "tokens": {"prompt": 900, "generated": 300, "prefill_per_second": 90.0, "decode_per_second": 30},
     "prefix_cache": {"tokens_asked": 1200, "tokens_found": 300},
     "preemptions": 0,
+    "drafts": {"prompt-lookup": {"drafts": 4, "proposed_tokens": 20, "accepted_tokens": 15, "speedup": 1.5}},
     "prefix_store": {
         "namespace": "ab12",
         "tiers": {
@@ -90,6 +91,7 @@ async def test_each_engine_is_asked_and_each_other_upstream_named(stage: Stage, 
     assert engine["state"] == "engine"
     shown = engine["engine"]
     assert shown["batch"] == STATUS["batch"]
+    assert shown["drafts"] == STATUS["drafts"]
     assert shown["prefix_store"]["tiers"] == STATUS["prefix_store"]["tiers"]
     assert shown["prefix_store"]["index"] == {"well": False}
     assert "namespace" not in shown["prefix_store"]
