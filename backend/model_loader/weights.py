@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from backend.checkpoints.tensor_store import TensorStore
 from backend.model_loader.extra_tensors import refuse_extra_tensors
 from backend.models.config import ModelConfig
+from backend.models.generation_config import GENERATION_CONFIG
 from backend.models.hf_config import read_hf_config
 from backend.models.json_file import read_json_object
 from backend.models.partition import ModelPart, common_units, partition
@@ -117,7 +118,7 @@ def read_config(directory: Path) -> ModelConfig:
         ModelError: a file cannot be parsed, or asks for something this decoder does not do.
     """
     values = read_json_object(directory / "config.json")
-    generation = directory / "generation_config.json"
+    generation = directory / GENERATION_CONFIG
     if generation.is_file() and (eos := read_json_object(generation).get("eos_token_id")) is not None:
         values["eos_token_id"] = eos
     return read_hf_config(values, str(directory / "config.json"))

@@ -5,5 +5,5 @@ makes one reader for each endpoint; read it first. `chat` and `completions` retu
 
 To add a field of a chat request: declare it in `backend.protocol.ChatRequest` and check it in
 `ChatRequestReader.read`; one that completions have too in `CommonFields` and `sampling`. `SamplingParams` or
-`GenerationRequest` carries it. Uses `chat`, `engine`, `text` and the package `prefix_store`.
+`GenerationRequest` carries it. Uses `chat`, `engine`, `models`, `text` and the package `prefix_store`.
 """

@@ -11,6 +11,7 @@ from backend.chat.prompt_renderer import PromptRenderer
 from backend.chat.reasoning import ReasoningFormat
 from backend.chat.tools import hosted_tools, read_tools
 from backend.errors import InvalidRequest
+from backend.models.generation_config import SamplingDefaults
 from backend.protocol import ChatRequest, TokenizeRequest
 from backend.requests.generation_request import ChatAnswer, GenerationRequest, SequenceFactory
 from backend.requests.sampling import MAX_LOGPROBS, in_range, sampling_params
@@ -23,6 +24,7 @@ class ChatRequestReader:
     Args:
         reasoning_format: how the model marks its thoughts; None: it does not.
         vocab_size: token ids are below it.
+        defaults: what holds where a request leaves a field out.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class ChatRequestReader:
         sequences: SequenceFactory,
         reasoning_format: ReasoningFormat | None,
         vocab_size: int,
+        defaults: SamplingDefaults,
     ) -> None:
         self._renderer = renderer
         self._constraints = constraints
@@ -40,6 +43,7 @@ class ChatRequestReader:
         self._sequences = sequences
         self._reasoning_format = reasoning_format
         self._vocab_size = vocab_size
+        self._defaults = defaults
 
     def may_compile_grammar(self, request: ChatRequest) -> bool:
         """Whether `read` may compile a grammar, which takes up to seconds."""
@@ -74,7 +78,7 @@ class ChatRequestReader:
             continues,
         )
         max_tokens = self._max_tokens(request, len(prompt.ids))
-        params = sampling_params(request, self._vocab_size, max_tokens, _logprobs(request))
+        params = sampling_params(request, self._defaults, self._vocab_size, max_tokens, _logprobs(request))
         answer = ChatAnswer(
             calls_functions=calls_functions,
             # A grammar that allows no thought begins with the answer itself.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from backend.chat.output_constraint import OutputConstraintReader
 from backend.errors import InvalidRequest
+from backend.models.generation_config import SamplingDefaults
 from backend.protocol import CompletionRequest
 from backend.requests.generation_request import GenerationRequest, SequenceFactory
 from backend.requests.prompts import PromptReader, prompt_count
@@ -18,6 +19,7 @@ class CompletionRequestReader:
 
     Args:
         vocab_size: token ids are below it.
+        defaults: what holds where a request leaves a field out.
     """
 
     def __init__(
@@ -27,12 +29,14 @@ class CompletionRequestReader:
         context: Context,
         sequences: SequenceFactory,
         vocab_size: int,
+        defaults: SamplingDefaults,
     ) -> None:
         self._prompts = prompts
         self._constraints = constraints
         self._context = context
         self._sequences = sequences
         self._vocab_size = vocab_size
+        self._defaults = defaults
 
     def read(self, request: CompletionRequest) -> GenerationRequest:
         """Checks every field and encodes the prompts.
@@ -52,7 +56,7 @@ class CompletionRequestReader:
             in_range("logprobs", logprobs, 0, 0, MAX_LOGPROBS)
         echo = bool(request.echo)
         params = sampling_params(
-            request, self._vocab_size, max_tokens, logprobs, prompt_logprobs=logprobs if echo else None
+            request, self._defaults, self._vocab_size, max_tokens, logprobs, prompt_logprobs=logprobs if echo else None
         )
         constraint = self._constraints.read_structured(request)
         return self._sequences.generation_request(

@@ -37,8 +37,12 @@ class RequestReader:
         self.sequences = SequenceFactory(tokenizer.token_bytes, self._grammars, max_sequences, accepts_priority)
         template = tokenizer.chat_template
         reasoning_format = None if template is None else template.reasoning_format
-        self.chats = ChatRequestReader(renderer, constraints, context, self.sequences, reasoning_format, vocab_size)
-        self.completions = CompletionRequestReader(prompts, constraints, context, self.sequences, vocab_size)
+        self.chats = ChatRequestReader(
+            renderer, constraints, context, self.sequences, reasoning_format, vocab_size, model.sampling
+        )
+        self.completions = CompletionRequestReader(
+            prompts, constraints, context, self.sequences, vocab_size, model.sampling
+        )
         self.embeddings = EmbeddingRequestReader(prompts, self.sequences, model.config.hidden_size)
         self.tokens = TokenizeRequestReader(tokenizer, prompts, renderer)
 

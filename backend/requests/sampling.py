@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from backend.engine.sequence import SamplingParams
 from backend.errors import InvalidRequest
+from backend.models.generation_config import SamplingDefaults
 from backend.protocol import CommonFields
 
 MAX_LOGPROBS = 20
@@ -22,11 +23,17 @@ _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 def sampling_params(
-    request: CommonFields, vocab_size: int, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None = None
+    request: CommonFields,
+    defaults: SamplingDefaults,
+    vocab_size: int,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """The sampling parameters of all choices of a request.
 
     Args:
+        defaults: the model's, for fields that the request leaves out.
         vocab_size: token ids are below it.
         max_tokens: limit of the answer, already checked against the context.
         logprobs: alternatives to report at each token; each endpoint has its own field for them.
@@ -44,13 +51,15 @@ def sampling_params(
     top_k = 0 if request.top_k == -1 else request.top_k  # clients use both for: no limit
     return SamplingParams(
         max_tokens=max_tokens,
-        temperature=in_range("temperature", request.temperature, 1.0, 0.0, 2.0),
-        top_p=in_range("top_p", request.top_p, 1.0, 0.0, 1.0),
-        top_k=int(in_range("top_k", top_k, 0, 0, vocab_size)),
-        min_p=in_range("min_p", request.min_p, 0.0, 0.0, 1.0),
+        temperature=in_range("temperature", request.temperature, defaults.temperature, 0.0, 2.0),
+        top_p=in_range("top_p", request.top_p, defaults.top_p, 0.0, 1.0),
+        top_k=int(in_range("top_k", top_k, min(defaults.top_k, vocab_size), 0, vocab_size)),
+        min_p=in_range("min_p", request.min_p, defaults.min_p, 0.0, 1.0),
         presence_penalty=in_range("presence_penalty", request.presence_penalty, 0.0, -2.0, 2.0),
         frequency_penalty=in_range("frequency_penalty", request.frequency_penalty, 0.0, -2.0, 2.0),
-        repetition_penalty=in_range("repetition_penalty", request.repetition_penalty, 1.0, 0.01, 100.0),
+        repetition_penalty=in_range(
+            "repetition_penalty", request.repetition_penalty, defaults.repetition_penalty, 0.01, 100.0
+        ),
         logit_bias=_logit_bias(request.logit_bias or {}, vocab_size),
         seed=seed,
         logprobs=logprobs,

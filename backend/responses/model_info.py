@@ -38,6 +38,7 @@ def describe(model: ServedModel, stats: EngineStats, lossy_codec: str | None) ->
         "kv_bytes_per_token_outside_window": _outside_window(runner),
         "attention_window": runner.config.attention_window,
         "max_context": model.max_context,
+        "sampling_defaults": dataclasses.asdict(model.sampling),
         "vocab_size": config.vocab_size,
         "num_layers": config.num_layers,
         "num_kv_heads": config.num_kv_heads,

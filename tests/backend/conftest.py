@@ -33,6 +33,7 @@ from backend.model import ServedModel, load_model  # noqa: E402
 from backend.model_loader.source import ModelSource, resolve_model  # noqa: E402
 from backend.model_loader.weights import ModelWeights, load_weights, read_config  # noqa: E402
 from backend.models.config import ModelConfig  # noqa: E402
+from backend.models.generation_config import SamplingDefaults  # noqa: E402
 from backend.runners.errors import RunnerUnavailable  # noqa: E402
 from backend.runners.fused.build import load_fused_library  # noqa: E402
 from telemetry.tracing.span import NO_TRACING, Tracing  # noqa: E402
@@ -112,8 +113,8 @@ StartServer = Callable[..., Awaitable[Served]]
 async def start_server(model: ServedModel) -> AsyncIterator[StartServer]:
     """Starts servers on free ports; keyword arguments change the engine's limits.
 
-    ``runner`` replaces what computes, ``template`` the chat template; ``send_buffer`` is the kernel's for each
-    connection, in bytes.
+    ``runner`` replaces what computes, ``template`` the chat template, ``sampling`` what the model recommends;
+    ``send_buffer`` is the kernel's for each connection, in bytes.
     """
     async with AsyncExitStack() as stack:
 
@@ -123,9 +124,12 @@ async def start_server(model: ServedModel) -> AsyncIterator[StartServer]:
             template: str | None = None,
             tracing: Tracing = NO_TRACING,
             speculator: Speculator | None = None,
+            sampling: SamplingDefaults | None = None,
             **limits: Any,
         ) -> Served:
             served = model if runner is None else dataclasses.replace(model, runner=runner)
+            if sampling is not None:
+                served = dataclasses.replace(served, sampling=sampling)
             if template is not None:
                 tokenizer = dataclasses.replace(served.tokenizer, chat_template=ChatTemplate(template, {}))
                 served = dataclasses.replace(served, tokenizer=tokenizer)

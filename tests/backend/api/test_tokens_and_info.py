@@ -10,6 +10,7 @@ import pytest
 
 from backend.engine.model_runner import BLOCK_SIZE
 from backend.model import ServedModel
+from backend.models.generation_config import SamplingDefaults
 from tests.backend.api.test_server import QUESTION, all_free, until
 from tests.backend.api.test_tools import TOOLS
 from tests.backend.chat import tool_templates
@@ -164,3 +165,31 @@ async def test_priority_reaches_the_engine(start_server: StartServer) -> None:
     waiting.append(asyncio.create_task(ask("urgent", -5)))
     await asyncio.gather(running, *waiting)
     assert order == ["urgent", "late"]
+
+
+async def test_what_the_model_recommends_holds_where_a_request_says_nothing(start_server: StartServer) -> None:
+    """Chats and completions without a temperature are sampled as the model's authors recommend; one that is given
+    counts. `/v1/model/info` tells what holds.
+    """
+    served = await start_server(sampling=SamplingDefaults(temperature=0.0))
+    asked = {"messages": [{"role": "user", "content": "Tell me about rivers."}], "max_tokens": 12}
+
+    async def chat(**fields: Any) -> str:
+        answer = await served.post(CHAT, **asked, **fields)
+        return str(answer["choices"][0]["message"]["content"])
+
+    greedy = await chat(temperature=0)
+    assert [await chat(seed=seed) for seed in range(3)] == [greedy] * 3
+    assert len({await chat(seed=seed, temperature=1.5) for seed in range(3)}) > 1
+    prompt = await served.text("The river", max_tokens=12, temperature=0)
+    assert [await served.text("The river", max_tokens=12, seed=seed) for seed in range(3)] == [prompt] * 3
+    async with served.client.get("/v1/model/info") as response:
+        told = (await response.json())["sampling_defaults"]
+    assert told == {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+async def test_the_bundled_model_is_sampled_as_its_authors_do(server: Served) -> None:
+    """A client that sets nothing gets sensible answers of so small a model."""
+    async with server.client.get("/v1/model/info") as response:
+        told = (await response.json())["sampling_defaults"]
+    assert (told["temperature"], told["top_p"]) == (0.2, 0.9)
