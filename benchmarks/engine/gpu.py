@@ -38,6 +38,8 @@ from backend.quantized_weights.nf4_scheme import Nf4Scheme
 from backend.quantized_weights.quantized_linear import Scheme
 from backend.runners.cuda.runner import CudaRunner
 from backend.runners.cuda.skinny_gemm import SkinnyGemmTable
+from backend.speculation.speculator import AdaptiveSpeculator
+from backend.speculation.step_costs import measure as measured_steps
 from backend.text.detokenizer import Detokenizer, TokenBytes
 from prefix_store.frames.segments import gather, scatter
 
@@ -65,6 +67,10 @@ LLAMA_8B = ModelConfig(
 CONTEXT = 2048
 PROMPT, ANSWER = 128, 128
 BATCHES = (32, 256)
+PREDICTED_BATCHES = {1: 2.0, 32: 0.98}
+"""And what predictions must reach against none."""
+EDITED = 25
+"""Tokens of a prediction of which one is another one than in the answer."""
 PREFIX, QUESTION = 4096, 64
 ROUNDS = 3
 PRODUCT_ROWS = (1, 8, 32, 64, 256)
@@ -141,6 +147,7 @@ def measure(config: ModelConfig, with_transformers: bool) -> list[Row]:
             median = statistics.median(theirs[batch])
             rows.append(Row(f"{batch} sequences: transformers, continuous batching", "tokens/s", theirs[batch]))
             rows.append(Row(f"{batch} sequences: Keepgate over transformers", "ratio", [r / median for r in ours], 3.0))
+    rows += [predicted_output(runner, batch) for batch in PREDICTED_BATCHES]
     return rows + times_to_first_token(runner) + products
 
 
@@ -398,20 +405,50 @@ def times_to_first_token(runner: CudaRunner) -> list[Row]:
 
 def engine_tokens_per_second(runner: CudaRunner, batch: int) -> list[float]:
     """Generated tokens per second, prompts included in the time, through scheduler and sampler."""
-    table = TokenBytes(_NO_TEXT, runner.config.vocab_size)
-    params = SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True)
-    results = []
-    for attempt in range(ROUNDS + 1):
-        engine = Engine(runner, batch, None)
-        for index, tokens in enumerate(prompts_for(runner.config, batch, attempt)):
-            engine.add(Sequence(index, tokens, params, Detokenizer(table), index))
-        began = time.monotonic()
-        while engine.has_work:
-            engine.step()
-        torch.cuda.synchronize()
-        results.append(batch * ANSWER / (time.monotonic() - began))
+    results = [answered(runner, prompts_for(runner.config, batch, attempt))[0] for attempt in range(ROUNDS + 1)]
     say(f"{batch} sequences: {results[-1]:.0f} tokens/s")
     return results[1:]
+
+
+def predicted_output(runner: CudaRunner, batch: int) -> Row:
+    """Tokens per second with predictions that differ in single tokens from the answers, over those without any."""
+    speculator = AdaptiveSpeculator(measured_steps(runner))
+    ratios = []
+    for attempt in range(ROUNDS + 1):
+        prompts = prompts_for(runner.config, batch, attempt)
+        plain, answers = answered(runner, prompts)
+        edited = [
+            [token ^ 1 if place % EDITED == EDITED - 1 else token for place, token in enumerate(tokens)]
+            for tokens in answers
+        ]
+        ratios.append(answered(runner, prompts, speculator, edited)[0] / plain)
+    say(f"{batch} sequences with predictions: {ratios[-1]:.2f} times as fast")
+    what = f"{batch} sequences, output predicted but for one token of {EDITED}, over none predicted"
+    return Row(what, "ratio", ratios[1:], PREDICTED_BATCHES[batch])
+
+
+def answered(
+    runner: CudaRunner,
+    prompts: list[list[int]],
+    speculator: AdaptiveSpeculator | None = None,
+    predictions: list[list[int]] | None = None,
+) -> tuple[float, list[list[int]]]:
+    """Tokens per second of greedy answers to all prompts at once, and the answers."""
+    table = TokenBytes(_NO_TEXT, runner.config.vocab_size)
+    params = SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True)
+    engine = Engine(runner, len(prompts), None, speculator=speculator)
+    sequences = [
+        Sequence(index, tokens, params, Detokenizer(table), index, prediction=predictions[index] if predictions else ())
+        for index, tokens in enumerate(prompts)
+    ]
+    for sequence in sequences:
+        engine.add(sequence)
+    began = time.monotonic()
+    while engine.has_work:
+        engine.step()
+    torch.cuda.synchronize()
+    seconds = time.monotonic() - began
+    return len(prompts) * ANSWER / seconds, [sequence.tokens[sequence.num_prompt :] for sequence in sequences]
 
 
 def peer_tokens_per_second(peer: Any, config: ModelConfig, batch: int) -> list[float]:
