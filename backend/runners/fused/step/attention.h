@@ -156,7 +156,7 @@ struct QueryTile {
 
 // Prefetches memory. A KV block is at most a page, and the hardware prefetcher stops at page boundaries.
 inline void prefetch(const void* p, size_t bytes) {
-  for (size_t i = 0; i < bytes; i += 64) _mm_prefetch((const char*)p + i, _MM_HINT_T1);
+  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)p + i, 0, 2);
 }
 
 template <class Number, int QUERIES>
@@ -266,7 +266,7 @@ void attention(Model& m, int layer_index, const Step& step, const std::vector<Ro
   const int tasks = (int)groups.size() * m.kv_heads, group_heads = m.heads / m.kv_heads;
 #pragma omp for schedule(dynamic, 1)
   for (int task = 0; task < tasks; task++) {
-    // Long contexts come last in a prefill; start with them, so that the threads end groups_per_scale.
+    // Long contexts come last in a prefill; start with them, so that the threads end together.
     const RowGroup& group = groups[groups.size() - 1 - task / m.kv_heads];
     const int kv_head = task % m.kv_heads;
     const uint8_t** blocks = m.blocks_of_head[thread].data();

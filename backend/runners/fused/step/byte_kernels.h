@@ -55,7 +55,7 @@ struct Int8Words {
   static constexpr bool HAS_MINIMA = false;
   static void unpack(const uint8_t* p, Integers (&w)[WORDS]) {
 #pragma GCC unroll 8
-    for (int i = 0; i < WORDS; i++) w[i] = load_bytes(p + i * 4 * LANES);
+    for (int i = 0; i < WORDS; i++) w[i] = int8_operand(load_bytes(p + i * 4 * LANES));
   }
   static Integers begin(int32_t shift) { return begin_dot(shift); }
   static Integers end(Integers total) { return total; }

@@ -19,6 +19,7 @@
 #include "activations.h"
 #include "attention.h"
 #include "gemm.h"
+#include "interface.h"
 #include "model.h"
 #include "simd.h"
 
@@ -63,30 +64,6 @@ int fused_bfloat16_dots() {
   return 0;
 #endif
 }
-
-struct FusedShape {
-  int32_t layers, hidden, heads, kv_heads, head_dim, intermediate, vocab, max_context;
-  int64_t blocks;
-  float eps;
-  int32_t kv_is_bytes;
-};
-
-struct FusedPart {
-  const uint8_t* panels;
-  const float *scales, *bias;
-  int32_t out, format, group, stride;
-};
-
-struct FusedLinear {
-  FusedPart parts[3];
-  const int32_t* order;
-  int32_t count, in;
-};
-
-struct FusedLayer {
-  const float *input_norm, *post_attention_norm, *query_norm, *key_norm;
-  FusedLinear qkv, output, gate_up, down;
-};
 
 // All pointers stay the caller's and must outlive the model.
 void* fused_create(const FusedShape* shape, const FusedLayer* layers, const FusedLinear* head, const half* embedding,

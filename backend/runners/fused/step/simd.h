@@ -1,7 +1,5 @@
-// Vectors of the max_width kind that this processor has: the only file that knows its instructions.
+// Vectors of the widest kind that this processor has: only this file and neon.h know its instructions.
 #pragma once
-
-#include <immintrin.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -12,6 +10,18 @@ using half = uint16_t;
 
 // NormalFloat's levels (QLoRA, arXiv 2305.14314) in 127ths, rounded.
 alignas(16) constexpr int8_t LEVELS[16] = {-127, -88, -67, -50, -36, -23, -12, 0, 10, 20, 31, 43, 56, 71, 92, 127};
+
+}  // namespace
+
+#if defined(__AARCH64EL__)
+#include "neon.h"
+#else
+#include <immintrin.h>
+
+namespace {
+
+inline half round_to_half(float x) { return _cvtss_sh(x, 0); }
+inline float from_half(half x) { return _cvtsh_ss(x); }
 inline __m128i levels() { return _mm_load_si128((const __m128i*)LEVELS); }
 inline __m128i shifted_levels() { return _mm_xor_si128(levels(), _mm_set1_epi8(-128)); }
 
@@ -198,15 +208,26 @@ inline Integers dot4_int4(Integers total, Integers nibbles, Integers word) {
 inline Integers total_of_int4(Integers total) { return _mm256_madd_epi16(total, _mm256_set1_epi16(1)); }
 #endif
 #else
-#error "needs AVX-512 F and BW, or AVX2 with FMA and F16C"
+#error "needs AVX-512 F and BW, AVX2 with FMA and F16C, or a 64-bit Arm processor"
 #endif
+#if defined(BYTE_DOTS)
+inline Integers int8_operand(Integers codes) { return codes; }
+#endif
+
+}  // namespace
+#endif
+
+namespace {
+
 // high_e4m3_to_half, low_e4m3_to_half: E4M3 in the high or the low byte of 16 bits to half floats 256 times smaller,
 // subnormal ones included; the other byte is ignored.
 // load_widened: signed bytes as 16 bits each. dot2: total + the sum of two products of 16 bits, in every 32-bit lane.
 // keep_order: GCC reads nothing that comes after before this value is there; with sixteen registers it would otherwise
 // load all words of a row at once, and keep weights on the stack.
+// BYTE_DOTS: products of bytes are as quick as those of 16 bits, so INT8 is laid out in words of four.
 // begin_dot, dot4: the running total + the sum of four products of an NF4 level with a signed byte, in every 32-bit
 // lane, exactly. `shift` is -128 times the sum of all signed bytes that will follow, none of which is -128.
+// int8_operand: codes of INT8, which are 128 above what they stand for, as dot4 takes them.
 // dot4_int4: total + the sum of four products of a nibble with a signed byte, for the words of one GROUP; total_of_int4
 // gives their total. Without BYTE_DOTS the products of a group fit 16 bits, which saves a widening a word.
 
@@ -222,8 +243,7 @@ constexpr int BLOCK = 16;  // tokens of a KV block
 constexpr int BLOCK_VECTORS = BLOCK / LANES;
 constexpr float HALF_MAX = 65504.f;
 
-inline half to_half(float x) { return _cvtss_sh(std::min(std::max(x, -HALF_MAX), HALF_MAX), 0); }
-inline float from_half(half x) { return _cvtsh_ss(x); }
+inline half to_half(float x) { return round_to_half(std::min(std::max(x, -HALF_MAX), HALF_MAX)); }
 inline Vector load_number(const half* p) { return load_half(p); }
 inline Vector load_number(const int8_t* p) { return load_int8(p); }
 
