@@ -267,7 +267,7 @@ def _advice(reason: str) -> str:
     if "compiler" in reason or "CXX" in reason:
         return "install g++ (Debian: apt-get install g++), or name a compiler with CXX"
     if "refuses the source" in reason:
-        return "the processor lacks AVX2, FMA or F16C, or the compiler is older than GCC 9: update it"
+        return "an x86-64 processor lacks AVX2, FMA or F16C, or the compiler is older than GCC 9: update it"
     if "self-test" in reason:
         return "remove ~/.cache/keepgate/kernels and try again; if it fails again, report it with this line"
     return "it is right, and slower; models like Llama, Qwen and Mistral in --dtype auto run on the C++ step"

@@ -51,7 +51,7 @@ class Kernels:
     Args:
         instructions: their name, for people.
         lanes: floats of a SIMD vector; a panel has twice as many columns.
-        byte_dots: whether an instruction adds up products of bytes; INT8 then has a layout for it.
+        byte_dots: whether products of bytes are added up by fours; INT8 then has a layout for it.
         bfloat16_dots: whether an instruction adds up products of bfloat16.
     """
 

@@ -25,10 +25,13 @@ _FEATURES = {
     "avx512_bf16": "AVX-512 BF16",
     "amx_tile": "AMX",
     "asimd": "NEON",
+    "asimddp": "dot products",
+    "bf16": "BF16",
     "sve": "SVE",
 }
-# The oldest processors for which the kernels are written; others compute with torch and ONNX Runtime.
-_NEEDED = {"avx2", "fma", "f16c"}
+# The oldest processors for which kernels are written; on others torch and ONNX Runtime compute.
+_X86_KERNELS = {"avx2", "fma", "f16c"}
+_ARM_KERNELS = {"asimd"}
 # A streamed answer holds a connection of the client and one to the upstream.
 _FILES_OF_REQUEST = 2
 _SPARE_FILES = 200
@@ -39,15 +42,14 @@ async def check_processor(settings: Settings) -> list[Finding]:
     """Cores against workers, and the instructions that the kernels know."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     model, flags = _cpuinfo(Path("/proc/cpuinfo"))
-    features = [name for flag, name in _FEATURES.items() if flag in flags]
-    said = f"{model or platform.machine()}, {cores} core{'s' if cores > 1 else ''}: {', '.join(features) or 'no AVX2'}"
+    features = [name for flag, name in _FEATURES.items() if flag in flags] or ["no AVX2, no NEON"]
+    said = f"{model or platform.machine()}, {cores} core{'s' if cores > 1 else ''}: {', '.join(features)}"
     found = [ok("processor", said)]
-    runs_kernels = not settings.upstreams or settings.semantic.mode != "off"
-    if runs_kernels and not flags >= _NEEDED:
+    if missing := missing_kernels(settings, flags):
         found = [
             warning(
                 "processor",
-                f"{said}: the kernels of engine and semantic cache need AVX2, FMA and F16C",
+                f"{said}: {' and '.join(missing)}",
                 "expect torch and ONNX Runtime to compute, slower; in a virtual machine let the host's processor"
                 " through (QEMU: -cpu host)",
             )
@@ -61,6 +63,16 @@ async def check_processor(settings: Settings) -> list[Finding]:
             )
         )
     return found
+
+
+def missing_kernels(settings: Settings, flags: set[str]) -> list[str]:
+    """What has kernels that a processor with these flags of /proc/cpuinfo cannot run, and what they need."""
+    missing = []
+    if not settings.upstreams and not (flags >= _X86_KERNELS or flags >= _ARM_KERNELS):
+        missing.append("the engine's kernels need AVX2, FMA and F16C, or NEON")
+    if settings.semantic.mode != "off" and not flags >= _X86_KERNELS:
+        missing.append("the semantic cache's kernels need AVX2, FMA and F16C")
+    return missing
 
 
 async def check_memory(settings: Settings) -> list[Finding]:

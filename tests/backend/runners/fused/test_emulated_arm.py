@@ -22,7 +22,7 @@ COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 COMPILE_SECONDS = 120
 pytestmark = pytest.mark.skipif(
     not (shutil.which(COMPILER) and shutil.which(EMULATOR)),
-    reason="Arm is emulated with g++-aarch64-linux-gnu and qemu-user-static",
+    reason="needs g++-aarch64-linux-gnu and qemu-user-static, which emulate Arm",
 )
 
 

@@ -22,14 +22,17 @@ PROCESSORS = {
     "AVX2 with VNNI": ("AVX_VNNI",),
 }
 FORMATS = "tests/backend/runners/test_fused_formats.py"
-PRODUCTS = tuple(
-    f"{FORMATS}::test_{name}"
-    for name in (
-        "products_match_the_unpacked_weights",
-        "every_eight_bit_code_multiplies_right",
-        "neither_chunks_nor_threads_change_a_bit",
-        "nan_rows_have_nan_logits",
-    )
+PRODUCTS = (
+    "tests/backend/runners/fused/test_float_products.py",
+    *(
+        f"{FORMATS}::test_{name}"
+        for name in (
+            "products_match_the_unpacked_weights",
+            "every_eight_bit_code_multiplies_right",
+            "neither_chunks_nor_threads_change_a_bit",
+            "nan_rows_have_nan_logits",
+        )
+    ),
 )
 ANSWERS = "tests/backend/runners/fused/test_answers.py::test_the_capital_of_france_is_paris"
 STORED_AS = {

@@ -11,7 +11,7 @@ import trustme
 from gateway.commands.doctor.configuration import check_settings
 from gateway.commands.doctor.exposure import check_exposure
 from gateway.commands.doctor.finding import Finding
-from gateway.commands.doctor.machine import check_memory, check_open_files, check_processor
+from gateway.commands.doctor.machine import check_memory, check_open_files, check_processor, missing_kernels
 from gateway.settings.fields import Size
 from gateway.settings.settings import Settings
 
@@ -143,6 +143,22 @@ async def test_more_workers_than_cores_are_a_warning() -> None:
     assert fine.status == "ok"
     findings = await check_processor(settings(workers=256))
     assert [each.status for each in findings] == ["ok", "warning"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"sse2", "avx2", "fma", "f16c"}, []),
+        ({"fp", "asimd", "asimddp"}, ["the semantic cache's"]),
+        ({"sse2", "avx2"}, ["the engine's", "the semantic cache's"]),
+        (set(), ["the engine's", "the semantic cache's"]),
+    ],
+)
+def test_kernels_that_a_processor_cannot_run_are_named(flags: set[str], said: list[str]) -> None:
+    """The engine has kernels for x86-64 and Arm, the semantic cache for x86-64; what is off needs none."""
+    both = missing_kernels(settings(upstreams=[], semantic={"mode": "on"}), flags)
+    assert [each.partition(" kernels need ")[0] for each in both] == said
+    assert missing_kernels(settings(), flags) == []
 
 
 async def test_connections_beyond_the_open_files_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
