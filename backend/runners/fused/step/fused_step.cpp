@@ -48,7 +48,12 @@ void run_layer(Model& m, int index, const Step& step, const std::vector<RowGroup
 
 extern "C" {
 
-const char* fused_instructions() { return INSTRUCTIONS; }
+const char* fused_instructions() {
+#ifdef BFLOAT16_TILES
+  if (HAS_TILES) return INSTRUCTIONS_WITH_TILES;
+#endif
+  return INSTRUCTIONS;
+}
 int fused_lanes() { return LANES; }
 int fused_byte_dots() {
 #ifdef BYTE_DOTS

@@ -48,12 +48,20 @@ constexpr Kernels KERNELS[] = {  // by format
 #endif
 };
 
+inline const Kernels& kernels_of(Format format) {
+#ifdef BFLOAT16_TILES
+  static constexpr Kernels TILES = {ROW_TILE, TO_ROW_TILE(gemm_tiles)};
+  if (format == BFLOAT16 && HAS_TILES) return TILES;
+#endif
+  return KERNELS[format];
+}
+
 enum class Epilogue { store, add, silu_mul };
 
 // Multiplies some rows with one panel and adds its bias: out [rows][PANEL].
 inline void gemm_panel(const Part& part, int p, int in, const ActivationTile& rows, int count, float* out) {
   const float* scales = part.scales ? part.scales + p * PANEL : nullptr;
-  KERNELS[part.format].of[count]({part.panels + p * part.stride, scales, in, part.group}, rows, out);
+  kernels_of(part.format).of[count]({part.panels + p * part.stride, scales, in, part.group}, rows, out);
   if (!part.bias) return;
   for (int i = 0; i < count * PANEL; i += LANES)
     store(out + i, load(out + i) + load(part.bias + p * PANEL + i % PANEL));
@@ -68,7 +76,7 @@ void linear(
   int pieces = 0, tile = MAX_ROWS;
   for (int i = 0; i < weights.count; i++) {
     pieces = GATES ? weights.parts[i].count() : pieces + weights.parts[i].count();
-    tile = std::min(tile, KERNELS[weights.parts[i].format].tile);
+    tile = std::min(tile, kernels_of(weights.parts[i].format).tile);
   }
   const int tiles = (rows + tile - 1) / tile;
   const int groups = weights.in / GROUP;

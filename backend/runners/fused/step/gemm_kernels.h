@@ -105,6 +105,14 @@ __attribute__((noinline)) void gemm_bfloat16(const WeightPanel& weights, const A
 }
 #endif
 
+#ifdef BFLOAT16_TILES
+// One row takes tiles too: its sums run in their order.
+template <int ROWS>
+__attribute__((noinline)) void gemm_tiles(const WeightPanel& weights, const ActivationTile& rows, float* out) {
+  multiply_tiles<ROWS>(rows.bfloat16_values, weights.panel, weights.in, out);
+}
+#endif
+
 template <int ROWS>
 __attribute__((noinline)) void gemm_fp8(const WeightPanel& weights, const ActivationTile& rows, float* out) {
   const uint8_t* panel = weights.panel;

@@ -1,15 +1,18 @@
-// AVX-512 F and BW, VNNI, BF16 and AVX-VNNI in the instructions of AVX2, for the functions that step/simd.h uses.
+// AVX-512 F and BW, VNNI, BF16, AMX and AVX-VNNI in the instructions of AVX2, for the functions that step/simd.h uses.
 //
 // Included before everything else (g++ -include), it makes the kernels for newer processors run on any machine with
-// AVX2: EMULATE_AVX512, EMULATE_VNNI, EMULATE_BF16 and EMULATE_AVX_VNNI say which. What integers add up to is exact;
-// products of bfloat16 are summed in the order of Intel's manual (VDPBF16PS), with fused multiplications.
+// AVX2: EMULATE_AVX512, EMULATE_VNNI, EMULATE_BF16, EMULATE_AMX and EMULATE_AVX_VNNI say which. What integers add up to
+// is exact; products of bfloat16 are summed in the order of Intel's manual (VDPBF16PS, TDPBF16PS), with fused
+// multiplications.
 #pragma once
 
 #include <immintrin.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 namespace emulated {
@@ -160,6 +163,66 @@ inline __m256bh cvtneps_pbh(__m512 v) {
   return to;
 }
 
+// The tiles of a thread. Their functions stay functions, or GCC takes minutes for twelve kernels that have them all.
+// What a processor refuses ends the program: no shapes, or shapes that do not fit each other.
+struct Tiles {
+  uint8_t shapes[64] = {};  // LDTILECFG's: palette, then bytes of a row from 16 on, then rows from 48 on
+  uint8_t bytes[8][16][64] = {};
+
+  int rows(int t) const { return shapes[48 + t]; }
+  int row_bytes(int t) const { return shapes[16 + 2 * t] | shapes[17 + 2 * t] << 8; }
+};
+inline thread_local Tiles tiles;
+inline void refuse_unless(bool legal) {
+  if (!legal) std::abort();
+}
+__attribute__((noinline)) inline void tile_loadconfig(const void* shapes) {
+  tiles = Tiles();
+  std::memcpy(tiles.shapes, shapes, 64);
+  refuse_unless(tiles.shapes[0] == 1);
+  for (int t = 0; t < 8; t++) refuse_unless(tiles.rows(t) <= 16 && tiles.row_bytes(t) <= 64);
+}
+inline void tile_release() { tiles = Tiles(); }
+inline void tile_zero(int t) {
+  refuse_unless(tiles.rows(t) > 0);
+  std::memset(tiles.bytes[t], 0, sizeof tiles.bytes[t]);
+}
+__attribute__((noinline)) inline void tile_loadd(int t, const void* from, long stride) {
+  tile_zero(t);
+  for (int row = 0; row < tiles.rows(t); row++)
+    std::memcpy(tiles.bytes[t][row], (const uint8_t*)from + row * stride, tiles.row_bytes(t));
+}
+__attribute__((noinline)) inline void tile_stored(int t, void* to, long stride) {
+  refuse_unless(tiles.rows(t) > 0);
+  for (int row = 0; row < tiles.rows(t); row++)
+    std::memcpy((uint8_t*)to + row * stride, tiles.bytes[t][row], tiles.row_bytes(t));
+}
+__attribute__((noinline)) inline void tile_dpbf16ps(int total, int left, int right) {
+  const int pairs = tiles.row_bytes(left) / 4, columns = tiles.row_bytes(total) / 4;
+  refuse_unless(tiles.rows(total) > 0 && tiles.rows(left) == tiles.rows(total) && tiles.rows(right) == pairs &&
+                tiles.row_bytes(right) == tiles.row_bytes(total));
+  const auto number = [](const uint8_t* row, int i) {
+    uint16_t half;
+    std::memcpy(&half, row + 2 * i, sizeof half);
+    const uint32_t bits = (uint32_t)half << 16;
+    float x;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+  };
+  for (int row = 0; row < tiles.rows(total); row++) {
+    float sums[2][16] = {}, so_far[16];
+    for (int k = 0; k < pairs; k++)
+      for (int odd = 0; odd < 2; odd++) {
+        const float x = number(tiles.bytes[left][row], 2 * k + odd);
+        for (int c = 0; c < columns; c++)
+          sums[odd][c] = std::fma(x, number(tiles.bytes[right][k], 2 * c + odd), sums[odd][c]);
+      }
+    std::memcpy(so_far, tiles.bytes[total][row], sizeof so_far);
+    for (int c = 0; c < columns; c++) so_far[c] += sums[0][c] + sums[1][c];
+    std::memcpy(tiles.bytes[total][row], so_far, sizeof so_far);
+  }
+}
+
 }  // namespace emulated
 
 #ifdef EMULATE_AVX512
@@ -244,6 +307,23 @@ inline __m256bh cvtneps_pbh(__m512 v) {
 #define __AVX512BF16__ 1
 #define _mm512_dpbf16_ps emulated::dpbf16_ps
 #define _mm512_cvtneps_pbh emulated::cvtneps_pbh
+#endif
+#ifdef EMULATE_AMX
+#define __AMX_TILE__ 1
+#define __AMX_BF16__ 1
+#define syscall(...) 0  // by which the kernel gives tiles
+#undef _tile_loadconfig
+#define _tile_loadconfig emulated::tile_loadconfig
+#undef _tile_release
+#define _tile_release emulated::tile_release
+#undef _tile_zero
+#define _tile_zero emulated::tile_zero
+#undef _tile_loadd
+#define _tile_loadd emulated::tile_loadd
+#undef _tile_stored
+#define _tile_stored emulated::tile_stored
+#undef _tile_dpbf16ps
+#define _tile_dpbf16ps emulated::tile_dpbf16ps
 #endif
 #ifdef EMULATE_AVX_VNNI
 #define __AVXVNNI__ 1
