@@ -20,7 +20,7 @@ _INTERPOLATED_EVERY = 16
 """Steps; to interpolate takes as long as all else that is done for a step."""
 _MEASURED = (1, 32, 8, 2, 16, 4)
 _ROUNDS = 4
-_SECONDS = 1.5
+_SECONDS = 0.8
 """All that the measurement at the start may take, after its first round."""
 
 
@@ -79,7 +79,7 @@ class StepCosts:
 
 
 def measure(runner: ModelRunner, clock: Callable[[], float] = time.perf_counter) -> StepCosts:
-    """Times steps of one sequence with 1 to 32 rows, each several times in turn, for a second and a half.
+    """Times steps of one sequence with 1 to 32 rows, each several times in turn, for a second or less.
 
     The KV blocks that it writes are never read.
     """
