@@ -29,7 +29,10 @@ Pipes start_emulator() {
   posix_spawn_file_actions_adddup2(&files, replies[1], STDOUT_FILENO);
   const char* command[] = {EMULATOR, "-cpu", PROCESSOR, PROGRAM, nullptr};
   pid_t id;
-  if (posix_spawnp(&id, EMULATOR, &files, nullptr, (char* const*)command, environ)) std::abort();
+  if (posix_spawnp(&id, EMULATOR, &files, nullptr, (char* const*)command, environ)) {
+    std::fprintf(stderr, "%s does not start\n", EMULATOR);
+    std::abort();
+  }
   posix_spawn_file_actions_destroy(&files);
   close(requests[0]), close(replies[1]);
   return Pipes(replies[0], requests[1]);

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from backend.model_loader.source import ModelSource, cache_directory
-from tests.backend.runners.fused.test_emulated_processors import ANSWERS, PRODUCTS, run
+from tests.backend.runners.fused.test_emulated_processors import ANSWERS, PRODUCTS, STEPS, run
 
 HERE = Path(__file__).parent
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
@@ -38,7 +38,7 @@ class Processor:
 PROCESSORS = {
     "NEON": Processor("cortex-a72", "armv8-a", PRODUCTS),
     "NEON with dot products": Processor("neoverse-n1", "armv8.2-a+dotprod", (f"{ANSWERS}[int4]",)),
-    "NEON with dot products and BF16": Processor("max", "armv8.2-a+dotprod+bf16", PRODUCTS),
+    "NEON with dot products and BF16": Processor("max", "armv8.2-a+dotprod+bf16", (*PRODUCTS, *STEPS)),
 }
 """By what the fused step calls the instructions."""
 
