@@ -51,15 +51,14 @@ def _compute(channel: Channel) -> None:
     import torch
 
     from backend.model import load_part
-    from backend.runners.parallel.communicator import Communicator
-    from backend.runners.parallel.runner import part_runner
+    from backend.runners.parallel.runner import communicator_of, part_runner
 
     torch.set_num_threads(job.threads)
     weights, summary = load_part(job.directory, job.config, job.part, job.quantization)
     channel.send(Loaded(summary))
     connect = channel.receive()
     assert isinstance(connect, Connect)  # noqa: S101 - what rank 0 sends next
-    _, runner = part_runner(job, weights, Communicator(job.part, job.rendezvous))
+    _, runner = part_runner(job, weights, communicator_of(job))
     channel.send(Connected())
     while True:
         runner.run(channel.receive())

@@ -1,8 +1,8 @@
-"""Collective operations among the ranks of one engine, over torch.distributed."""
+"""Collective operations among the ranks of one engine: torch.distributed, and shared memory where it can."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +12,7 @@ import torch
 from torch._C._distributed_c10d import FileStore, PrefixStore, ProcessGroupGloo, Store
 
 from backend.models.partition import ModelPart
+from backend.runners.parallel.shared_exchange import SharedExchange, Unanswered, is_ordered
 
 _TIMEOUT = timedelta(seconds=60)
 """Of one operation. Ranks that are dead or stopped are noticed sooner, by whoever watches them; this ends the wait for
@@ -28,20 +29,23 @@ class Communicator:
 
     Args:
         rendezvous: a file that does not exist, or that other ranks of the same engine have made.
+        shared: uint8, what the ranks of the stage share, as `SharedExchange` wants it.
 
     Raises:
         PeerLost: another rank does not connect.
     """
 
-    def __init__(self, part: ModelPart, rendezvous: Path) -> None:
+    def __init__(self, part: ModelPart, rendezvous: Path, shared: torch.Tensor) -> None:
         self._part = part
         ranks = part.stages * part.tensor_ranks
         with _peer_lost():
             store = FileStore(str(rendezvous), ranks)
             store.set_timeout(_TIMEOUT)
             self._all = _group(store, "all", part.rank, ranks)
-            self._stage = None
-            if part.tensor_ranks > 1:
+            self._stage = self._shared = None
+            if part.tensor_ranks > 1 and is_ordered():
+                self._shared = SharedExchange(shared, part.tensor_rank, part.tensor_ranks, _TIMEOUT.total_seconds())
+            elif part.tensor_ranks > 1:
                 self._stage = _group(store, f"stage {part.stage}", part.tensor_rank, part.tensor_ranks)
 
     def sum(self, addend: torch.Tensor) -> torch.Tensor:
@@ -50,12 +54,32 @@ class Communicator:
         Raises:
             PeerLost: a rank of the stage does not take part.
         """
-        if self._stage is None or not addend.numel():
-            return addend
         addend = addend.contiguous()
         with _peer_lost():
-            self._stage.allreduce([addend]).wait()
+            if self._shared is not None:
+                self._shared.add(addend)
+            elif self._stage is not None and addend.numel():
+                self._stage.allreduce([addend]).wait()
         return addend
+
+    def gather(self, part: torch.Tensor, widths: Sequence[int]) -> torch.Tensor | None:
+        """The parts of the ranks of the stage [R, widths[rank]] side by side, for its first rank alone.
+
+        Raises as `sum`.
+        """
+        if len(widths) == 1:
+            return part
+        if self._shared is not None:
+            with _peer_lost():
+                return self._shared.gather(part, widths)
+        first, own = self._part.rank - self._part.tensor_rank, self._part.tensor_rank
+        if own:
+            self.send(part, first)()
+            return None
+        others = [
+            self.receive((len(part), width), part.dtype, first + rank) for rank, width in enumerate(widths[1:], start=1)
+        ]
+        return torch.cat([part, *others], dim=1)
 
     def send(self, tensor: torch.Tensor, rank: int) -> Callable[[], None]:
         """Begins to send a tensor; what it returns waits until it has been taken, and raises as `sum` does."""
@@ -81,8 +105,13 @@ class Communicator:
                 self._all.recv([tensor], rank, 0).wait()
         return tensor
 
+    def abort(self) -> None:
+        """Ends the wait for a sum of another thread with PeerLost: a rank is known to be lost."""
+        if self._shared is not None:
+            self._shared.abort()
+
     def close(self) -> None:
-        """Ends the connections; others that wait for this rank get PeerLost."""
+        """Ends the connections; others that wait for this rank to send or to receive get PeerLost."""
         for group in (self._all, self._stage):
             if group is not None:
                 group.abort()
@@ -101,5 +130,5 @@ def _peer_lost() -> Iterator[None]:
     """torch raises RuntimeError for a connection that is closed, refused or too slow."""
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, Unanswered) as error:
         raise PeerLost(str(error).partition("\n")[0]) from error

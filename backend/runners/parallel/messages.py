@@ -45,6 +45,8 @@ class RankJob:
     kv_descriptor: int
     """File descriptor of the shared KV memory."""
     kv_bytes: int
+    exchange_descriptor: int
+    """Of the memory by which the ranks of a stage exchange tensors: a part for each stage, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,9 @@ class PartRunner:
         kv_dtype: KvDtype,
     ) -> None:
         self._part = part
-        self._parts = partition(config, part.tensor_ranks, part.stages)
+        last_stage = partition(config, part.tensor_ranks, part.stages)[-part.tensor_ranks :]
+        self._last = last_stage[0].rank
+        self._widths = [len(of.vocabulary) for of in last_stage]
         self._communicator = communicator
         self._hidden_size = config.hidden_size
         self._dtype = dtype
@@ -76,16 +78,18 @@ class PartRunner:
                 sent.append(self._communicator.send(hidden, part.rank + part.tensor_ranks))
                 continue
             output = self.runner.outputs(batch, hidden)
-            if part.rank == 0:
-                computed.append(output)
+            logits = self._communicator.gather(output.logits, self._widths)
+            if logits is None:
                 continue
-            sent.append(self._communicator.send(output.logits, 0))
-            if part.tensor_rank == 0:
-                sent.append(self._communicator.send(output.hidden, 0))
-        whole = [self._collected(at, batch, computed) for at, batch in enumerate(batches)] if part.rank == 0 else []
+            if part.rank == 0:
+                computed.append(StepOutput(logits, output.hidden))
+                continue
+            sent += [self._communicator.send(tensor, 0) for tensor in (logits, output.hidden)]
+        if part.rank == 0 and not part.is_last:
+            computed = [self._collected(batch) for batch in batches]
         for wait in sent:
             wait()
-        return _joined(whole) if whole else None
+        return _joined(computed) if computed else None
 
     def _received(self, batch: StepInput) -> torch.Tensor:
         """What left the last layer of the stage before, [T, hidden]."""
@@ -93,20 +97,13 @@ class PartRunner:
         shape = (len(batch.token_ids), self._hidden_size)
         return self._communicator.receive(shape, self._dtype, part.rank - part.tensor_ranks)
 
-    def _collected(self, at: int, batch: StepInput, computed: list[StepOutput]) -> StepOutput:
-        """The output of a micro-batch from the ranks of the last stage; ``computed`` is rank 0's, if it is one."""
-        logits = [computed[at].logits] if computed else []
-        hidden = computed[at].hidden if computed else None
-        for part in self._parts:
-            if not part.is_last or part.rank == 0:
-                continue
-            shape = (len(batch.logits_rows), len(part.vocabulary))
-            logits.append(self._communicator.receive(shape, torch.float32, part.rank))
-            if part.tensor_rank == 0:
-                shape = (len(batch.hidden_rows), self._hidden_size)
-                hidden = self._communicator.receive(shape, torch.float32, part.rank)
-        assert hidden is not None  # noqa: S101 - the first rank of the last stage has it
-        return StepOutput(logits[0] if len(logits) == 1 else torch.cat(logits, dim=1), hidden)
+    def _collected(self, batch: StepInput) -> StepOutput:
+        """The output of a micro-batch from the first rank of the last stage."""
+        logits, hidden = (
+            self._communicator.receive((len(rows), width), torch.float32, self._last)
+            for rows, width in ((batch.logits_rows, sum(self._widths)), (batch.hidden_rows, self._hidden_size))
+        )
+        return StepOutput(logits, hidden)
 
 
 def _joined(outputs: list[StepOutput]) -> StepOutput:

@@ -19,7 +19,7 @@ from backend.model_loader.weights import ModelWeights
 from backend.models.config import KvDtype, ModelConfig
 from backend.models.partition import ModelPart
 from backend.quantized_weights.names import Quantization
-from backend.runners.parallel import shared_memory
+from backend.runners.parallel import shared_exchange, shared_memory
 from backend.runners.parallel.communicator import Communicator, PeerLost
 from backend.runners.parallel.messages import RankJob
 from backend.runners.parallel.part_runner import PartRunner
@@ -81,8 +81,11 @@ class ParallelRunner:
         size = settings.num_blocks * TorchRunner.block_bytes(config, dtype, settings.kv_dtype)
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="keepgate-ranks-")))
-            descriptor = shared_memory.create(size)
-            stack.callback(os.close, descriptor)
+            exchange_size = settings.parts[0].stages * shared_exchange.size_of(settings.parts[0].tensor_ranks)
+            descriptors = []
+            for of in (size, exchange_size):
+                descriptors.append(shared_memory.create(of))
+                stack.callback(os.close, descriptors[-1])
             jobs = [
                 RankJob(
                     directory=directory,
@@ -95,12 +98,13 @@ class ParallelRunner:
                     max_context=settings.max_context,
                     threads=settings.threads,
                     rendezvous=folder / "rendezvous",
-                    kv_descriptor=descriptor,
+                    kv_descriptor=descriptors[0],
                     kv_bytes=size,
+                    exchange_descriptor=descriptors[1],
                 )
                 for part in settings.parts
             ]
-            self.ranks = RankProcesses(jobs[1:], (descriptor,))
+            self.ranks = RankProcesses(jobs[1:], descriptors)
             stack.callback(self.ranks.close)
             torch.set_num_threads(settings.threads)
             weights = load(settings.parts[0])
@@ -108,7 +112,8 @@ class ParallelRunner:
             """What the other ranks say of their weights."""
             self.ranks.connect()
             try:
-                self._communicator = Communicator(jobs[0].part, jobs[0].rendezvous)
+                self._communicator = communicator_of(jobs[0])
+                self.ranks.on_failure(lambda _: self._communicator.abort())
                 stack.callback(self._communicator.close)
                 memory, self._part = part_runner(jobs[0], weights, self._communicator)
             except PeerLost as error:
@@ -166,6 +171,13 @@ class ParallelRunner:
     def close(self) -> None:
         """Ends the other ranks and waits for them; no step may be running."""
         self._open.close()
+
+
+def communicator_of(job: RankJob) -> Communicator:
+    """Connects a rank with the others. Raises PeerLost."""
+    size = shared_exchange.size_of(job.part.tensor_ranks)
+    shared = shared_memory.attach(job.exchange_descriptor, job.part.stages * size)
+    return Communicator(job.part, job.rendezvous, shared[job.part.stage * size :][:size])
 
 
 def part_runner(job: RankJob, weights: ModelWeights, communicator: Communicator) -> tuple[KvMemory, PartRunner]:
