@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 logger = logging.getLogger(__name__)
@@ -21,6 +23,8 @@ _FIRST_PAUSE = 16
 _LONGEST_PAUSE = 1024
 # Contexts grow, so the time of a single thread is measured again after so many steps.
 _REFRESH = 256
+# A neighbour may come and go many times a minute.
+_SILENT_SECONDS = 600.0
 
 
 @dataclass(slots=True)
@@ -35,15 +39,18 @@ class ThreadCount:
     """Chooses between all threads and one by the time that steps with a similar number of rows have taken.
 
     Args:
-        most: threads to use while no other process occupies a core.
+        max_threads: to use while no other process occupies a core.
+        clock: seconds.
     """
 
-    def __init__(self, max_threads: int) -> None:
+    def __init__(self, max_threads: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_threads = max_threads
         self._single: dict[int, _SingleThreadTime] = {}
         self._single_thread_steps = 0
         self._pause = _FIRST_PAUSE
         self._slow = 0
+        self._clock = clock
+        self._told_at: float | None = None
 
     def threads(self, rows: int) -> int:
         """Threads for the next step."""
@@ -68,9 +75,16 @@ class ThreadCount:
         self._slow += 1
         if self._slow >= _SLOW_STEPS:
             if self._pause == _FIRST_PAUSE:
-                logger.warning("another process keeps a core busy; going on with one thread for a while")
+                self._tell()
             self._single_thread_steps = self._pause
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+    def _tell(self) -> None:
+        now = self._clock()
+        is_new = self._told_at is None or now - self._told_at >= _SILENT_SECONDS
+        self._told_at = now if is_new else self._told_at
+        level = logging.WARNING if is_new else logging.DEBUG
+        logger.log(level, "another process keeps a core busy; going on with one thread for a while")
 
 
 # A thread that waits at a barrier first spins, by default for milliseconds. When another process takes one of the

@@ -75,13 +75,18 @@ def test_slow_steps_count_only_in_a_row() -> None:
     assert choice.threads(ROWS) == 2
 
 
-def test_each_busy_period_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Each busy period is logged once, and begins with a short pause."""
-    choice = ThreadCount(2)
+def test_busy_periods_are_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    """A busy period is logged once, and those of the ten minutes after it are not; each begins with a short pause."""
+    now = 0.0
+    choice = ThreadCount(2, lambda: now)
     run(choice, 3000, busy)
     assert caplog.messages == ["another process keeps a core busy; going on with one thread for a while"]
     run(choice, 3000, quiet)
     assert run(choice, 19, busy) == [2] * 2 + [1] * 16 + [2]
+    assert len(caplog.messages) == 1
+    run(choice, 3000, quiet)
+    now = 600.0
+    run(choice, 19, busy)
     assert len(caplog.messages) == 2
 
 
