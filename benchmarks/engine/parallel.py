@@ -12,8 +12,8 @@ _METHOD = f"""\
 `parallel_program.py`: a Llama with random weights in float32, {LAYERS} layers of hidden size {HIDDEN} and {INNER} inner
 features, as TinyLlama 1.1B has them. Whole steps on two ranks, each on a core of its own, and on one rank on one core
 take turns; a round is the median ratio of {PAIRS} pairs. Ranks exchange by shared memory and gloo. Decodes are at a
-context of 128 tokens. A pipeline computes a step of few rows in one stage after the other: only steps of 32 rows and more are divided
-into micro-batches."""
+context of 128 tokens. A pipeline computes a step of few rows in one stage after the other: only steps of 32 rows and
+more are divided into micro-batches."""
 
 
 class _Steps(msgspec.Struct):
