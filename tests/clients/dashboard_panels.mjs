@@ -8,7 +8,7 @@ const [modules, executablePath, url, key, secret, model] = process.argv.slice(2)
 
 async function send(body) {
   const headers = { "Content-Type": "application/json", Authorization: `Bearer ${secret}` };
-  const answer = await fetch(`${url}/v1/chat/completions`, { method: "POST", headers, body: JSON.stringify(body) });
+  const answer = await fetch(`${url}/v1/chat/completions`, { method: "POST", headers, body: JSON.stringify(body), signal: AbortSignal.timeout(60_000) });
   if (!answer.ok) throw new Error(`${answer.status}: ${await answer.text()}`);
 }
 

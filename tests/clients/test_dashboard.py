@@ -28,7 +28,8 @@ from tests.waiting import until
 
 KEY = "the-admin-key"
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-_DEADLINE = 240
+# Below the limit of a test: a wait that is over says what it waited for.
+_DEADLINE = 100
 
 
 def browser() -> str:
@@ -93,8 +94,8 @@ async def test_an_operator_sees_engines_budgets_and_risks(
     """The figures of a real engine, what a key has spent, and how reliable the semantic cache is; all of it updates."""
     engine = await start_server(speculator=eager(), prefix_store=StoreConfig(memory_bytes=16 * 2**20, name="engine"))
     mock = await stage.mock(Reply(text=ANSWER))
-    observing = SemanticSettings(mode="observe", policy="budget", deadline=5.0)
-    service = await semantic.service(valkey.url, policy="budget", deadline=5.0)
+    observing = SemanticSettings(mode="observe", policy="budget", deadline=60.0)
+    service = await semantic.service(valkey.url, policy="budget", deadline=60.0)
     client = await stage.gateway(
         mock,
         UpstreamSettings(url=engine.url, name="gpu-1"),

@@ -70,23 +70,21 @@ class SharedExchange:
                 part.add_(more)
 
     def gather(self, part: torch.Tensor, widths: Sequence[int]) -> torch.Tensor | None:
-        """The parts of all ranks [R, widths[rank]] side by side, [R, sum of widths]: rank 0's alone. Raises as `add`.
+        """The parts of all ranks [R, widths[rank]] side by side, [R, sum of widths]: for rank 0 alone.
 
-        A row of a part has to fit a slot.
+        Raises as `add`.
         """
-        whole = part.new_empty(len(part), sum(widths)) if self._rank == 0 else None
-        count = _SLOT_BYTES // (part.element_size() * max(widths))
-        for start in range(0, len(part), count):
-            rows = part[start : start + count].contiguous()
-            slots = self._exchanged(rows.view(-1))
-            if whole is None:
-                continue
-            parts = [
-                slot[: len(rows) * width * rows.element_size()].view(rows.dtype).view(len(rows), width)
-                for slot, width in zip(slots, widths, strict=True)
-            ]
-            torch.cat(parts, dim=1, out=whole[start : start + len(rows)])
-        return whole
+        flat = part.reshape(-1)
+        parts = [part.new_empty(len(part) * width) for width in widths] if self._rank == 0 else []
+        count = _SLOT_BYTES // part.element_size()
+        for start in range(0, len(part) * max(widths), count):
+            slots = self._exchanged(flat[start : start + count])
+            for rank, whole in enumerate(parts):
+                piece = whole[start : start + count]
+                piece.copy_(slots[rank, : piece.nbytes].view(piece.dtype))
+        if not parts:
+            return None
+        return torch.cat([whole.view(len(part), width) for whole, width in zip(parts, widths, strict=True)], dim=1)
 
     def abort(self) -> None:
         """Ends a wait, now or later, in any thread."""
