@@ -27,8 +27,8 @@ from tests.backend.conftest import built_library
 from tests.backend.engine.shelf import Shelf
 from tests.backend.runners.cuda.random_model import random_weights
 from tests.backend.runners.fused_schemes import kept
+from tests.backend.speculation.drafting import VOCABULARY
 
-VOCABULARY = 160
 SPELLED = 320
 """Tokens that have a text: those of this model, and of the others that tests make."""
 CONTEXT = 256

@@ -16,8 +16,7 @@ from backend.runners.cuda.runner import CudaRunner
 from backend.runners.warm_up import warm_up
 from backend.text.detokenizer import Detokenizer, TokenBytes
 from tests.backend.runners.cuda.random_model import CONFIG, random_weights
-from tests.backend.speculation.drafting import Foresight, eager
-from tests.backend.tiny_model import VOCABULARY
+from tests.backend.speculation.drafting import VOCABULARY, Foresight, eager
 
 pytestmark = [
     pytest.mark.gpu,

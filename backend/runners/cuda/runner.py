@@ -148,6 +148,7 @@ class CudaRunner:
         """See ``ModelRunner.move_kv``."""
         self.decoder.move_kv(moves)
 
+    @torch.inference_mode()
     def run(self, step: StepInput) -> StepOutput:
         """See ``ModelRunner.run``; the tensors stay on the device.
 

@@ -27,7 +27,8 @@ from tests.backend.engine.schedules import (
 )
 from tests.backend.engine.soak import soak
 from tests.backend.engine.test_engine_faults import Around
-from tests.backend.tiny_model import CONFIG, CONTEXT, POISON, VOCABULARY, EngineClient, alone, fused, weights
+from tests.backend.speculation.drafting import VOCABULARY
+from tests.backend.tiny_model import CONFIG, CONTEXT, POISON, EngineClient, alone, fused, weights
 
 
 class Device(Around):

@@ -31,9 +31,10 @@ from tests.backend import tiny_model
 from tests.backend.conftest import built_library
 from tests.backend.engine.test_engine_faults import Around
 from tests.backend.random_models import KINDS, random_tokens, save
+from tests.backend.speculation.drafting import VOCABULARY
 
 TEXT = Path(__file__).parents[3] / "benchmarks" / "data" / "wikitext-2" / "test.txt.gz"
-TOKENS = np.random.default_rng(5).integers(tiny_model.POISON + 1, tiny_model.VOCABULARY, 150).astype(np.int32)
+TOKENS = np.random.default_rng(5).integers(tiny_model.POISON + 1, VOCABULARY, 150).astype(np.int32)
 BLOCKS = 16
 
 
@@ -70,13 +71,13 @@ def transformers_perplexity(model: Any, tokens: np.typing.NDArray[np.int32], win
 @pytest.mark.parametrize("make", [tiny_model.fused, tiny_model.reference])
 def test_equal_logits_have_the_perplexity_of_the_vocabulary(make: Any) -> None:
     """A model whose logits are all equal has the size of its vocabulary as perplexity."""
-    empty = dataclasses.replace(tiny_model.weights(), head=torch.zeros(tiny_model.VOCABULARY, 128))
+    empty = dataclasses.replace(tiny_model.weights(), head=torch.zeros(VOCABULARY, 128))
     runner = (
         TorchRunner(tiny_model.CONFIG, empty, BLOCKS, 256)
         if make is tiny_model.reference
         else FusedRunner(built_library(), tiny_model.CONFIG, empty, BLOCKS, 256, 1)
     )
-    assert evaluate(TOKENS, runner, None, 64, 32).perplexity == pytest.approx(tiny_model.VOCABULARY, rel=1e-6)
+    assert evaluate(TOKENS, runner, None, 64, 32).perplexity == pytest.approx(VOCABULARY, rel=1e-6)
 
 
 def test_a_model_loses_nothing_against_itself() -> None:

@@ -15,7 +15,9 @@ from backend.speculation.draft_model import DraftModel
 from backend.speculation.medusa import MedusaHeads, MedusaWeights
 from backend.speculation.speculator import AdaptiveSpeculator
 from backend.speculation.step_costs import StepCosts
-from tests.backend.tiny_model import CONFIG, VOCABULARY
+
+VOCABULARY = 160
+"""Of every model that a `Foresight` drafts for."""
 
 FREE_ROWS = {1: 1.0, 32: 1.0}
 """Seconds of steps by rows, if a row costs nothing: every draft pays."""
@@ -26,10 +28,9 @@ def eager(draft_model: DraftModel | None = None, medusa: MedusaHeads | None = No
     return AdaptiveSpeculator(StepCosts(FREE_ROWS), draft_model, medusa)
 
 
-def random_heads() -> MedusaHeads:
-    """Heads of the tiny model that guess at random, now and then right."""
+def random_heads(size: int) -> MedusaHeads:
+    """Heads on states of this many numbers that guess at random, now and then right."""
     numbers = torch.Generator().manual_seed(4)
-    size = CONFIG.hidden_size
     return MedusaHeads(
         MedusaWeights(
             blocks=torch.randn(3, size, size, generator=numbers) / size**0.5,

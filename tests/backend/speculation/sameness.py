@@ -17,8 +17,8 @@ from backend.engine.engine import Engine
 from backend.engine.model_runner import ModelRunner
 from backend.engine.step import Speculator
 from backend.speculation.draft_model import DraftModel
-from tests.backend.speculation.drafting import Foresight, eager, random_heads
-from tests.backend.tiny_model import VOCABULARY, EngineClient, fused, reference
+from tests.backend.speculation.drafting import VOCABULARY, Foresight, eager, random_heads
+from tests.backend.tiny_model import CONFIG, EngineClient, fused, reference
 
 BLOCKS = 80
 ANSWER = 24
@@ -67,7 +67,7 @@ def _speculator(method: str, known: Mapping[int, list[int]]) -> Speculator:
     if method == "draft-model":
         return eager(DraftModel(fused(BLOCKS, "int4"), VOCABULARY))
     if method == "medusa":
-        return eager(medusa=random_heads())
+        return eager(medusa=random_heads(CONFIG.hidden_size))
     if method.endswith("at random"):
         return Foresight(known, 1, branches=method.startswith("trees"))
     return eager()

@@ -16,8 +16,8 @@ from backend.engine.sequence import SamplingParams, Sequence
 from backend.engine.step import Speculator
 from backend.speculation.draft_model import DraftModel
 from backend.text.detokenizer import Detokenizer
-from tests.backend.speculation.drafting import Foresight, eager
-from tests.backend.tiny_model import VOCABULARY, EngineClient, fused, token_bytes
+from tests.backend.speculation.drafting import VOCABULARY, Foresight, eager
+from tests.backend.tiny_model import EngineClient, fused, token_bytes
 
 DRAWS = 5_000
 # Of sums of squares of normal numbers, as Wilson and Hilferty approximate them: beyond it once in 10,000 runs.

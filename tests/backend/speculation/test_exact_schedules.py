@@ -21,8 +21,8 @@ from tests.backend.engine.schedules import (
     schedule_pair,
     schedules,
 )
-from tests.backend.speculation.drafting import Foresight, eager, random_heads
-from tests.backend.tiny_model import END, POISON, VOCABULARY, EngineClient, alone, fused, reference
+from tests.backend.speculation.drafting import VOCABULARY, Foresight, eager, random_heads
+from tests.backend.tiny_model import CONFIG, END, POISON, EngineClient, alone, fused, reference
 
 # All that changes the next token, and all that ends an answer. `min_p` keeps draws among few tokens, so that some of
 # the answers repeat themselves and are found again.
@@ -104,7 +104,7 @@ def test_found_and_written_drafts_change_nothing(
 ) -> None:
     """The same with the real speculator: prompt lookup alone, with a draft model, with heads, and with both."""
     model = DraftModel(fused(NUM_BLOCKS, "int4"), VOCABULARY) if has_model else None
-    speculator = eager(model, random_heads() if has_heads else None)
+    speculator = eager(model, random_heads(CONFIG.hidden_size) if has_heads else None)
     engine = Engine(on.runner, max_batch, step_tokens, Batching(mode), shares, speculator=speculator)
     client, left = run_schedule(engine, requests)
     assert_same_as_alone(on, requests, client, left)
