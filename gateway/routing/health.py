@@ -17,15 +17,19 @@ _SERVER_ERROR = 500
 _NOT_IMPLEMENTED = 501
 
 
-async def check(upstream: Upstream, deadline: float, probed: Sequence[str]) -> None:
-    """Note how the upstream is and what it has; each request gets `deadline` seconds. `probed` are endpoints."""
-    await asyncio.gather(_check_health(upstream, deadline), _fetch_models(upstream, deadline))
+async def check(upstream: Upstream, deadline: float, probed: Sequence[str]) -> bool:
+    """Note how the upstream is and what it has; each request gets `deadline` seconds. `probed` are endpoints.
+
+    Returns whether it answered when it was asked for its models.
+    """
+    _, has_answered = await asyncio.gather(_check_health(upstream, deadline), _fetch_models(upstream, deadline))
     if upstream.is_well:
         upstream.breaker.checked()
     if upstream.reachable and not upstream.probed:
         upstream.probed = True
         upstream.lacks.intersection_update(probed)
         await asyncio.gather(*(_probe(upstream, path, deadline) for path in probed))
+    return has_answered
 
 
 async def _check_health(upstream: Upstream, deadline: float) -> None:
@@ -41,7 +45,8 @@ async def _check_health(upstream: Upstream, deadline: float) -> None:
         log.debug("%s: %s: %s", upstream.title, path, error)
 
 
-async def _fetch_models(upstream: Upstream, deadline: float) -> None:
+async def _fetch_models(upstream: Upstream, deadline: float) -> bool:
+    """Returns whether it answered, if only that it has no list."""
     is_check = upstream.settings.health_path is None
     try:
         async with asyncio.timeout(deadline):
@@ -50,7 +55,7 @@ async def _fetch_models(upstream: Upstream, deadline: float) -> None:
         if is_check:  # a server may have no list of models, and need a credential for it
             upstream.is_healthy = answer.status < _SERVER_ERROR or answer.status == _NOT_IMPLEMENTED
         if answer.status != _OK:
-            return
+            return answer.status < _SERVER_ERROR
         listed = event_json(body).get("data")
         if isinstance(listed, list):
             upstream.loaded = loaded_of_listed(listed) or upstream.loaded
@@ -64,6 +69,8 @@ async def _fetch_models(upstream: Upstream, deadline: float) -> None:
         if is_check:
             upstream.is_healthy = False
         log.debug("%s: models unknown: %s", upstream.title, error)
+        return False
+    return True
 
 
 async def fetch_running(upstream: Upstream, deadline: float) -> None:

@@ -153,11 +153,14 @@ class Router:
         """The answer of an upstream of this model, if one gives one."""
         strategy = self.options.strategy_of(model)
         asked = RouteRequest(model or "", call.blocks, call.held)
-        try:
-            candidates = self._ordered(model, strategy, asked)
-        except NoUpstream as error:
-            sending.absent = error
-            return None
+
+        def candidates() -> list[Upstream]:
+            try:
+                return self._ordered(model, strategy, asked)
+            except NoUpstream as error:
+                sending.absent = error
+                return []
+
         answer = await sending.to(candidates, attempts, strategy, asked)
         if answer is not None:
             answer.model = model
@@ -222,16 +225,19 @@ class Router:
 
     async def _keep_checking(self, upstream: Upstream) -> None:
         while True:
-            await self._check(upstream)
+            is_known = await self._check(upstream) or upstream.models is not None
             interval = self.options.health.interval
-            await asyncio.sleep(interval if upstream.state == "up" else min(interval, _RECHECK_SECONDS))
+            is_settled = upstream.state == "up" and is_known
+            await asyncio.sleep(interval if is_settled else min(interval, _RECHECK_SECONDS))
 
-    async def _check(self, upstream: Upstream) -> None:
-        await check(upstream, self.options.health.deadline, self._probed)
+    async def _check(self, upstream: Upstream) -> bool:
+        """Returns whether it answered when it was asked for its models."""
+        has_answered = await check(upstream, self.options.health.deadline, self._probed)
         if self.options.is_used("model-aware"):
             await fetch_running(upstream, self.options.health.deadline)
         self._checked.add(upstream)
         self._note_checked()
+        return has_answered
 
     def _note_checked(self) -> None:
         self._checked.intersection_update(self._upstreams)

@@ -12,7 +12,7 @@ import logging
 import random
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -92,19 +92,23 @@ class Sending:
 
     async def to(
         self,
-        candidates: Sequence[Upstream],
+        candidates: Callable[[], Sequence[Upstream]],
         attempts: Sequence[Attempt],
         strategy: Strategy | None,
         asked: RouteRequest,
     ) -> UpstreamResponse | None:
         """The answer of the first of the candidates that gives one; None if none does, as `failures` say, or if the
-        call `is_over`.
+        call `is_over`. Those that have become candidates since the others were asked are asked too.
         """
-        pending = deque(candidates)
+        pending = deque(candidates())
+        known = set(pending)
         later: list[tuple[float, int, Upstream]] = []
         first = len(self.failures)
         is_free = True
         while not self.is_over:
+            if not pending:
+                pending.extend(upstream for upstream in candidates() if upstream not in known)
+                known.update(pending)
             if pending:
                 if not is_free and not self._may_retry():
                     break
@@ -141,8 +145,8 @@ class Sending:
     def _note(self, failure: Failure, *, has_others: bool) -> None:
         self.failures.append(failure)
         metrics.upstream_failures.labels(failure.upstream.label, failure.label).inc()
-        if has_others and failure.error is not None and not failure.is_left_alone:
-            log.warning("%s Trying another upstream.", failure.error)
+        if (has_others or len(self.failures) > 1) and not failure.is_left_alone:
+            log.warning("%s%s", failure.message, " Trying another upstream." if has_others else "")
 
     def _may_retry(self) -> bool:
         """Whether the request may be sent once more; if so that is counted."""

@@ -1,7 +1,7 @@
 """How the gateway learns that an upstream is ill, and that it is back."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from urllib.parse import urlsplit
 
@@ -32,7 +32,7 @@ LISTED = b'{"object":"list","data":[{"id":"mock","object":"model"}]}'
 
 
 @asynccontextmanager
-async def listening(url: str, answer: Callable[[bytes], bytes]) -> AsyncIterator[None]:
+async def listening(url: str, answer: Callable[[bytes], bytes | Awaitable[bytes]]) -> AsyncIterator[None]:
     """A server at this address; `answer` makes a response of the head of a request."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -42,7 +42,8 @@ async def listening(url: str, answer: Callable[[bytes], bytes]) -> AsyncIterator
                 (line[15:] for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")), b"0"
             )
             await reader.readexactly(int(length))
-            writer.write(answer(head))
+            response = answer(head)
+            writer.write(response if isinstance(response, bytes) else await response)
             await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # the gateway has left
@@ -74,6 +75,54 @@ async def test_an_upstream_that_comes_back_is_used_again(stage: Stage) -> None:
     async with listening(url, healthy):
         await until(lambda: state(client) == "up")
         assert (await client.post(chat())).text == "ok"
+
+
+async def test_a_list_of_models_that_comes_late_is_asked_for_again(stage: Stage) -> None:
+    """Within seconds, however long the interval: without the list the upstream gets no request that others could get."""
+    url, asked, has_ended = nothing_listens(), 0, asyncio.Event()
+
+    async def late(head: bytes) -> bytes:
+        nonlocal asked
+        if head.startswith(b"GET /v1/models "):
+            asked += 1
+            if asked == 1:
+                await has_ended.wait()
+        return healthy(head)
+
+    async with listening(url, late):
+        settings = named(url, "late", health_path="/health")
+        client = await stage.gateway(settings, health=HealthSettings(interval=60.0, deadline=0.2))
+        await until(lambda: client.gateway.router.upstreams[0].models == {"mock"})
+        assert state(client) == "up"
+        has_ended.set()
+
+
+async def test_an_upstream_whose_models_become_known_takes_over(stage: Stage) -> None:
+    """Also what was sent elsewhere before they were known."""
+    url, may_list, has_request, may_refuse = nothing_listens(), asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def late(head: bytes) -> bytes:
+        if head.startswith(b"GET"):
+            await may_list.wait()
+        return healthy(head)
+
+    async def refuses_late(connection: Connection) -> None:
+        has_request.set()
+        await may_refuse.wait()
+        await DOWN(connection)
+
+    async with listening(url, late):
+        ill = await stage.raw(refuses_late)
+        client = await stage.gateway(ill, url, retries=QUICK)
+        await until(lambda: client.gateway.router.upstreams[0].models is not None)
+        answering = asyncio.create_task(client.post(chat()))
+        await has_request.wait()
+        may_list.set()
+        await until(lambda: client.gateway.router.upstreams[1].models is not None)
+        may_refuse.set()
+        answer = await answering
+    assert (answer.status, answer.text) == (200, "ok")
+    assert len(ill.connections) == 1
 
 
 async def test_an_upstream_that_fails_is_left_alone_for_a_while(stage: Stage) -> None:
