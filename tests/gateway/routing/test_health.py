@@ -78,7 +78,7 @@ async def test_an_upstream_that_comes_back_is_used_again(stage: Stage) -> None:
 
 
 async def test_a_list_of_models_that_comes_late_is_asked_for_again(stage: Stage) -> None:
-    """Within seconds, however long the interval: without the list the upstream gets no request that others could get."""
+    """Within seconds, however long the interval: without the list it gets no request that others could get."""
     url, asked, has_ended = nothing_listens(), 0, asyncio.Event()
 
     async def late(head: bytes) -> bytes:
