@@ -182,9 +182,10 @@ class AdaptiveSpeculator:
             accepted = len(draft.path(became))
             verified = pending.expected if draft.method == MEDUSA else min(accepted + 1, len(draft.token_ids))
             self._acceptance[draft.method].record(chunk.sequence.id, pending.quality, accepted, verified)
-        self._costs.record(sum(chunk.num_rows for chunk in chunks), seconds)
+        has_drafts = any(chunk.draft is not None for chunk in chunks)
+        self._costs.record(sum(chunk.num_rows for chunk in chunks), seconds, drafted=has_drafts)
         plain_tokens = sum(chunk.reaches_end for chunk in chunks)
-        plain = self._costs(sum(chunk.count for chunk in chunks))
+        plain = self._costs.plain(sum(chunk.count for chunk in chunks))
         return plain * tokens / plain_tokens if plain_tokens else plain
 
     def note_state(self, sequence: Sequence, state: torch.Tensor) -> None:
@@ -274,8 +275,8 @@ class AdaptiveSpeculator:
 
     def _pays(self, rows: int, tokens: int, added: int, gain: float, writing: float = 0.0) -> bool:
         """Whether ``added`` rows are worth their time, with which the step would otherwise give tokens as before."""
-        plain = self._costs(rows)
-        lost = tokens * ((self._costs(rows + added) + writing) / plain - 1)
+        plain = self._costs.plain(rows)
+        lost = tokens * ((self._costs.drafted(rows + added) + writing) / plain - 1)
         return gain > _CAUTION * lost + _LEAST_GAIN
 
     def _lengths(self, candidates: list[_Candidate], rows: int, tokens: int, room: int) -> list[int]:
@@ -284,7 +285,7 @@ class AdaptiveSpeculator:
         queue = [(-candidate.gains[0], place) for place, candidate in enumerate(candidates) if candidate.gains]
         heapq.heapify(queue)
         lengths, best = [0] * len(candidates), [0] * len(candidates)
-        most, gain, added, written = tokens / self._costs(rows), 0.0, 0, 0
+        most, gain, added, written = tokens / self._costs.plain(rows), 0.0, 0, 0
         # The heads have been asked already, so their time is part of what a token of theirs takes.
         asked = any(candidate.method == MEDUSA for candidate in candidates)
         heads = self._medusa.seconds if self._medusa is not None and asked else 0.0
@@ -300,7 +301,7 @@ class AdaptiveSpeculator:
             if lengths[place] < len(candidate.gains):
                 heapq.heappush(queue, (-candidate.gains[lengths[place]], place))
             writing = written * per_token + heads
-            speed = (tokens + gain) / (self._costs(rows + added) + writing)
+            speed = (tokens + gain) / (self._costs.drafted(rows + added) + writing)
             if speed > most and self._pays(rows, tokens, added, gain, writing):
                 most, best = speed, list(lengths)
         return best

@@ -25,7 +25,7 @@ FREE_ROWS = {1: 1.0, 32: 1.0}
 
 def eager(draft_model: DraftModel | None = None, medusa: MedusaHeads | None = None) -> AdaptiveSpeculator:
     """A speculator that always finds that drafts pay."""
-    return AdaptiveSpeculator(StepCosts(FREE_ROWS), draft_model, medusa)
+    return AdaptiveSpeculator(StepCosts(FREE_ROWS, FREE_ROWS), draft_model, medusa)
 
 
 def random_heads(size: int) -> MedusaHeads:

@@ -92,7 +92,7 @@ async def test_a_list_of_models_that_comes_late_is_asked_for_again(stage: Stage)
     async with listening(url, late):
         settings = named(url, "late", health_path="/health")
         client = await stage.gateway(settings, health=HealthSettings(interval=60.0, deadline=0.2))
-        await until(lambda: client.gateway.router.upstreams[0].models == {"mock"})
+        await until(lambda: client.gateway.router.upstreams[0].models == frozenset({"mock"}))
         assert state(client) == "up"
         has_ended.set()
 
