@@ -9,12 +9,10 @@ import triton
 import triton.language as tl
 
 from backend.kernels.quantized_codes import ONES, offsets_of, plane_values
-from backend.kernels.quantized_weight import DeviceWeight
+from backend.kernels.quantized_weight import DeviceWeight, Form
 
 _MIN_ROWS, _MAX_ROWS = 16, 64
 """Of a product of the matrix units."""
-_PROGRAMS = 256
-"""Of a launch, enough for about 130 multiprocessors; the same on every device, so that sums are too."""
 _COLUMNS = 1024
 
 
@@ -122,10 +120,9 @@ def quantized_gemm(x: torch.Tensor, weight: DeviceWeight, bias: torch.Tensor | N
     """
     rows, outputs = x.shape[0], weight.outputs
     tile_rows = min(_MAX_ROWS, max(_MIN_ROWS, triton.next_power_of_2(rows)))
-    # float32 products run outside the matrix units, from registers.
-    own = 32 if x.dtype == torch.float32 else 128 if tile_rows == _MAX_ROWS else 64
+    own, warps, stages, programs = _tiling(weight.form, x.dtype, tile_rows)
     grid = triton.cdiv(outputs, own), triton.cdiv(rows, tile_rows)
-    part_tiles, parts = _parts(weight.tiles, grid[0] * grid[1])
+    part_tiles, parts = _parts(weight.tiles, grid[0] * grid[1], programs)
     output = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
     partial = torch.empty(parts, rows, outputs, device=x.device) if parts > 1 else output
     _quantized_gemm[(*grid, parts)](
@@ -155,8 +152,8 @@ def quantized_gemm(x: torch.Tensor, weight: DeviceWeight, bias: torch.Tensor | N
         BIAS=bias is not None and parts == 1,
         OPERANDS=_operands(x.dtype),
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        STAGES=2 if tile_rows == _MAX_ROWS else 4,  # fits the shared memory of two programs
-        num_warps=8 if own == 128 else 4,
+        STAGES=stages,
+        num_warps=warps,
     )
     if parts > 1:
         _sum_parts[(triton.cdiv(rows * outputs, _COLUMNS),)](
@@ -173,9 +170,25 @@ def quantized_gemm(x: torch.Tensor, weight: DeviceWeight, bias: torch.Tensor | N
     return output
 
 
-def _parts(tiles: int, programs: int) -> tuple[int, int]:
+def _tiling(form: Form, dtype: torch.dtype, tile_rows: int) -> tuple[int, int, int, int]:
+    """Outputs of a program, its warps, the stages of its loads, and how many programs a launch should have at least.
+
+    The quickest of those that were tried on an H200, where two programs fit the shared memory of a multiprocessor. They
+    are the same on every device, and so are the sums.
+    """
+    if dtype == torch.float32:  # outside the matrix units, from registers
+        return 32, 4, 2 if tile_rows == _MAX_ROWS else 4, 256
+    few_bits = form in ("int4", "nf4")
+    if tile_rows == _MAX_ROWS:
+        return 128, 8 if form == "int4" else 4, 2 if few_bits else 3, 256
+    if tile_rows == _MIN_ROWS:
+        return 128 if form == "nf4" else 64, 4, 2 if form == "nf4" else 3, 528
+    return 64, 4, 2 if few_bits else 3, 528
+
+
+def _parts(tiles: int, programs: int, least: int) -> tuple[int, int]:
     """Tiles of a part and the number of parts, none of them empty: from the sizes alone."""
-    wanted = min(tiles, max(1, _PROGRAMS // programs))
+    wanted = min(tiles, max(1, least // programs))
     each = -(-tiles // wanted)
     return each, -(-tiles // each)
 

@@ -12,7 +12,6 @@ from backend.kernels.quantized_codes import ONES, offsets_of, plane_values
 from backend.kernels.quantized_weight import DeviceWeight
 
 MAX_ROWS = 4
-_TILES = 4
 
 
 @triton.jit
@@ -126,8 +125,9 @@ def quantized_skinny_gemm(x: torch.Tensor, weight: DeviceWeight, bias: torch.Ten
         OFFSET=weight.offset,
         ROWS=triton.next_power_of_2(rows),
         OUTPUTS=own,
-        TILES=_TILES,
+        # The quickest on an H200.
+        TILES=8 if weight.form == "nf4" else 4,
         BIAS=bias is not None,
-        num_warps=4,
+        num_warps=2 if weight.form == "int8" else 4,
     )
     return output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -156,6 +156,7 @@ class AdaptiveSpeculator:
         ending = [chunk.sequence for chunk in chunks if _may_have_draft(chunk)]
         if not ending or not self._may_pay(len(chunks), len(chunks), self._max_tokens):
             return False
+        candidates = []
         for sequence in ending:
             if self._is_asked(sequence):
                 return True
@@ -165,9 +166,9 @@ class AdaptiveSpeculator:
             if candidate.token_ids:
                 self._expect(candidate, Draft(candidate.method, candidate.token_ids[:1]))
             # What the step gives is one token of the candidate; what the next one could verify follows it.
-            if len(candidate.gains) > 1 and self._pays(len(chunks), len(chunks), 1, candidate.gains[1]):
-                return True
-        return False
+            candidates.append(replace(candidate, gains=candidate.gains[1:]))
+        most = self._max_tokens * len(candidates)
+        return any(self._lengths(candidates, len(chunks), len(chunks), most))
 
     def record(self, chunks: list[Chunk], tokens: int, seconds: float) -> float:
         """See `Speculator`."""

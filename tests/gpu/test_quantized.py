@@ -64,7 +64,7 @@ def test_products_match_float64_on_a_device(scheme: Scheme, dtype: torch.dtype, 
     # Levels and scales of NF4 are half floats; rows that are rounded may be rounded to the other side.
     coarse = isinstance(scheme, Nf4Scheme) or scheme.activation_bits == 8
     limit = max(TOLERANCE[dtype], 2e-3 if coarse else 0)
-    for rows in (1, 2, 3, 4, 5, 16, 17, 33, 64, 65, 200, DEQUANTIZE_MIN_ROWS, DEQUANTIZE_MIN_ROWS + 99):
+    for rows in (1, 2, 3, 4, 5, 16, 17, 33, 64, 65, 100, DEQUANTIZE_MIN_ROWS - 1, DEQUANTIZE_MIN_ROWS, 300):
         x = torch.randn(rows, inputs, generator=random).to(CUDA, dtype)
         seen = x.double()
         if scheme.activation_bits == 8:
@@ -107,11 +107,11 @@ def test_fp8_products_multiply_rounded_rows() -> None:
         assert 0.01 < relative_error(QuantizedMatmul(weight, None, scaled=True)(x), exact) < 0.06
 
 
-def test_decoding_takes_no_memory_for_dense_weights() -> None:
-    """Products up to the largest recorded batch allocate no memory for dense weights."""
+def test_few_rows_take_no_memory_for_dense_weights() -> None:
+    """Products of few rows allocate no memory for dense weights."""
     weight = on_device(IntScheme(4, 128).pack(torch.randn(4096, 4096) * 0.02), CUDA)
     product = QuantizedMatmul(weight, None)
-    for rows in (1, 8, 64, 256):
+    for rows in (1, 8, 64, DEQUANTIZE_MIN_ROWS - 1):
         x = torch.randn(rows, 4096, device=CUDA, dtype=torch.bfloat16)
         product(x)
         torch.cuda.reset_peak_memory_stats()
@@ -125,7 +125,11 @@ def test_decoding_takes_no_memory_for_dense_weights() -> None:
 def test_recorded_steps_with_quantised_weights_match_the_reference(
     scheme: Scheme, dtype: torch.dtype, limit: float
 ) -> None:
-    """Prefill, chunks, mixed steps and recorded decodes match the reference on the unpacked weights."""
+    """Prefill, chunks, mixed steps and recorded decodes match the reference on the unpacked weights.
+
+    Activations that are rounded to eight bits may be rounded to the other side.
+    """
+    limit = 4e-2 if scheme.activation_bits == 8 else limit
     weights = quantised(scheme)
     runner = CudaRunner(WIDE, weights, 8, 64, 4, dtype)
     said: list[str] = []

@@ -1,0 +1,51 @@
+"""A server on a device, as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from aiohttp import ClientSession
+
+from tests.backend.prefixes.engine_process import EngineProcess, fresh
+from tests.backend.prefixes.models import write_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[EngineProcess]:
+    """A server of a small model; not started."""
+    made = EngineProcess(tmp_path, write_model(tmp_path / "tiny", seed=1), "--kv-memory", "256MiB")
+    yield made
+    made.stop()
+
+
+async def runner_of(engine: EngineProcess) -> Any:
+    """The name of what computes."""
+    async with ClientSession(engine.url) as client, client.get("/engine") as response:
+        return (await response.json())["runner"]
+
+
+async def test_a_server_answers_many_at_once(engine: EngineProcess) -> None:
+    """All of them come to an end; a predicted answer is accepted, a stream is whole."""
+    engine.restart()
+    assert (await runner_of(engine)).startswith("cuda")
+    answers = await asyncio.gather(*(engine.ask(fresh(30 + 11 * number), max_tokens=40) for number in range(32)))
+    assert {choice["finish_reason"] for answer in answers for choice in answer.choices} <= {"length", "stop"}
+    chat = {"path": "/v1/chat/completions", "max_tokens": 60}
+    text = (await engine.ask("Say it again.", **chat)).choices[0]["message"]["content"]
+    await engine.ask("Say it again.", **chat, prediction={"type": "content", "content": text})
+    assert await engine.counted("draft_tokens_total", method="prediction") > 0
+    async with engine.post(fresh(50), max_tokens=40, logprobs=None, stream=True) as response:
+        lines = (await response.text()).splitlines()
+    assert lines[-2:] == ["data: [DONE]", ""]
+    assert engine.stop() == 0
+    assert "Traceback" not in engine.said
