@@ -21,6 +21,7 @@ FIGURES = {
     "frozen_redis": "gateway.frozen_redis",
     "decode": "engine.decode",
     "parallel": "engine.parallel",
+    "speculation": "engine.speculation",
     "quality": "engine.quality",
     "memory": "gateway.memory",
     "prompt_caches": "gateway.prompt_caches",
@@ -45,7 +46,6 @@ FIGURES = {
 }
 # Figures that need what a machine may not have, or have no result yet: in the report where they have been measured.
 OPTIONAL_FIGURES = {
-    "speculation": "engine.speculation",
     "medusa": "engine.medusa",
     "engines": "engine.peers",
     "semantic_peers": "semantic.peers",

@@ -217,14 +217,14 @@ def _index(measurements: Mapping[str, Measurement]) -> str:
     ]
     for room, (page, title) in _PAGES.items():
         of_room = [m for name, m in measurements.items() if _room(name) == room]
-        machines = sorted({f"{m.machine['cpu']}, {m.date}" for m in of_room})
+        machines = sorted({f"{m.machine.get('gpu') or m.machine['cpu']}, {m.date}" for m in of_room})
         titles = ", ".join(m.figure.title for m in of_room)
         lines.append(f"| [{title}]({page}.md) | {titles} | {'; '.join(machines)} |")
     lines += [
         "",
         "`make bench ARGS=exact_hits` measures one figure. It needs two cores and [wrk](https://github.com/wg/wrk)",
         "(`apt-get install wrk`). Load of other programs shows in the spread, the smallest and the largest round.",
-        "Every round is in `benchmarks/results/`. `make bench-gpu` is for a GPU; no figure here was measured on one.",
+        "Every round is in `benchmarks/results/`. `make bench-gpu` is for a machine with a GPU.",
     ]
     return "\n".join(lines) + "\n"
 
