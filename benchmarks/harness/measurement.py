@@ -44,7 +44,8 @@ FIGURES = {
     "quantization_quality": "quantization.quality",
     "quantization_decode": "quantization.decode",
 }
-# Figures that need what a machine may not have, or have no result yet: in the report where they have been measured.
+# Figures that need what a machine may not have, or half an hour, or have no result yet: in the report where they have
+# been measured.
 OPTIONAL_FIGURES = {
     "medusa": "engine.medusa",
     "engines": "engine.peers",
