@@ -16,6 +16,7 @@ from tests.gateway.raw_upstream import CHUNKED_EVENT_STREAM, Connection, Convers
 from tests.gateway.routing import failing_upstreams as faults
 from tests.gateway.routing.failing_upstreams import QUICK, first, named
 from tests.gateway.upstreams.upstream_examples import ANSWER, nothing_listens
+from tests.waiting import until
 
 TIMEOUTS = {"connect": 1.0, "first_byte": 0.6, "idle": 0.6}
 LONGEST = 4.0
@@ -147,4 +148,5 @@ async def test_answers_are_not_mixed_up(stage: Stage) -> None:
     assert sum(answered) > 75
     await client.until("flights", 0)
     upstreams = client.gateway.router.upstreams
-    assert [(upstream.in_flight, upstream.slots.waiting) for upstream in upstreams] == [(0, 0)] * 3
+    # A health check of an upstream that has come back may be under way.
+    await until(lambda: not any(upstream.in_flight or upstream.slots.waiting for upstream in upstreams))
