@@ -1,7 +1,8 @@
 """Policies: whether a neighbour's answer is served, learned from labels.
 
 policy.py is the interface. budget.py bounds the share of wrong answers of all requests (posterior.py rates an answer,
-ledger.py accounts for risk, audits.py draws audits, bound.py estimates the share, reliability.py tests the ratings);
+calibration.py corrects the ratings by judgements, ledger.py accounts for risk, audits.py draws audits, bound.py
+estimates the share, reliability.py tests the ratings);
 vcache.py and threshold.py are the policies of the literature and of other caches. Read policy.py and budget.py first.
 Uses guards and language.
 """

@@ -8,6 +8,7 @@ import msgspec
 
 from cache.semantic.policy.audits import AuditLoad
 from cache.semantic.policy.bound import WrongAnswers
+from cache.semantic.policy.calibration import Calibration, CalibrationState
 from cache.semantic.policy.evidence import evidence_of
 from cache.semantic.policy.label import Label
 from cache.semantic.policy.ledger import Ledger
@@ -22,30 +23,24 @@ WARM_LABELS = 60
 AUDIT_SHARE = 0.02
 """Share of all requests that are answered from the cache and asked upstream all the same, unless said otherwise."""
 
-_DEVIATIONS = 1.0
-# What is known of the posterior's error before any audit: 1.3 times as many wrong answers as it says, on so many hits.
-_PRIOR_INFLATION, _PRIOR_AUDITS = 1.3, 40.0
-_PRIOR_RISK = 0.02
-# Wrong answers expected of the audits that are remembered: some ten thousands of requests.
-_MAX_AUDITED_RISK = 20.0
+_DEVIATIONS = 0.5
 _KIND = "budget"
-_NotNegative = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 
 
 def max_risk(delta: float) -> float:
     """Riskier answers are not served even where the budget has room for them.
 
-    Whoever gets one has no use for averages: one in ten is likely enough to be wrong. But an operator who allows many
+    Whoever gets one has no use for averages: one in five is likely enough to be wrong. But an operator who allows many
     wrong answers allows risky ones too.
     """
-    return min(0.5, max(0.1, 10.0 * delta))
+    return min(0.5, max(0.1, 20.0 * delta))
 
 
 class BudgetPolicy:
     """Serves the safest neighbours until `delta` of all requests may have got a wrong answer.
 
-    Three corrections keep the promise where a plain posterior breaks it: the risk is taken one standard deviation too
-    high, it is multiplied by how much more often audits found a wrong answer than was expected (never less than 1),
+    Three corrections keep the promise where a plain posterior breaks it: the risk is taken half a standard deviation
+    too high, it is multiplied by how many times as many wrong answers judgements found as were expected (Calibration),
     and what was spent is kept in a ledger (see there how the budget is spent). An answer that was found wrong is out of
     service until it is vindicated.
 
@@ -75,13 +70,12 @@ class BudgetPolicy:
         self.wrong_answers = WrongAnswers()
         self._ledger = Ledger(delta)
         self._load = AuditLoad(audit_share, chance)
-        self._audited_wrong = _PRIOR_INFLATION * _PRIOR_AUDITS * _PRIOR_RISK
-        self._audited_risk = _PRIOR_AUDITS * _PRIOR_RISK
+        self._calibration = Calibration(judge, delta, self._max_risk)
 
     @property
     def inflation(self) -> float:
-        """How many times as many hits are wrong as the posterior says, by audits or, if more, by complaints."""
-        return max(1.0, self._audited_wrong / self._audited_risk, self._ledger.complained)
+        """How many times as many hits are wrong as the posterior says, by judgements or, if more, by complaints."""
+        return max(self._calibration.ratio, self._ledger.complained)
 
     def weigh(self, neighbourhood: Neighbourhood) -> Evidence:
         return evidence_of(neighbourhood)
@@ -107,9 +101,7 @@ class BudgetPolicy:
         features = vector(label.features)
         if label.same or label.source != "miss":
             self._wrong_answer_risk.found(label.answer or label.entry, label.same)
-        if label.source == "audit":
-            # A judge who calls some of the same answers different makes that many of the right ones look wrong.
-            self._count((not label.same) - (1.0 - self._judge.recall) * (1.0 - label.risk), label.risk)
+        self._calibration.count(label)
         self.posterior.learn(features, label.same, label.chance if label.source == "user" else 1.0)
         self._reliability.count(label)
 
@@ -123,8 +115,7 @@ class BudgetPolicy:
             _KIND,
             _State(
                 self.posterior.state(),
-                self._audited_wrong,
-                self._audited_risk,
+                self._calibration.state(),
                 self._wrong_answer_risk.state(),
                 self._reliability.state(),
             ),
@@ -135,7 +126,7 @@ class BudgetPolicy:
         self.posterior.restore(learned.posterior)
         self._wrong_answer_risk.restore(learned.penalties)
         self._reliability.restore(learned.reliability)
-        self._audited_wrong, self._audited_risk = learned.audited_wrong, learned.audited_risk
+        self._calibration.restore(learned.calibration)
 
     def figures(self) -> dict[str, float]:
         """Wrong answers are per request and as audits show; `upper` holds with 95 % confidence."""
@@ -182,28 +173,15 @@ class BudgetPolicy:
             self.posterior.wrong(evidence.features, _DEVIATIONS), self._wrong_answer_risk.risk_of(evidence.answer)
         )
 
-    def _count(self, wrong: float, risk: float) -> None:
-        self._audited_wrong = max(0.0, self._audited_wrong + wrong)
-        self._audited_risk += risk
-        if self._audited_risk > _MAX_AUDITED_RISK:
-            self._audited_wrong *= _MAX_AUDITED_RISK / self._audited_risk
-            self._audited_risk = _MAX_AUDITED_RISK
-
 
 class _State(msgspec.Struct, frozen=True, array_like=True):
     """What was learned."""
 
     posterior: PosteriorState
-    audited_wrong: _NotNegative
-    audited_risk: _NotNegative
+    calibration: CalibrationState
     penalties: Annotated[tuple[Penalty, ...], msgspec.Meta(max_length=MAX_PENALTIES)]
     reliability: tuple[RiskClass, ...] = ()
 
     def __post_init__(self) -> None:
-        # Nothing that was learned makes it less than what it began with.
-        if not _PRIOR_AUDITS * _PRIOR_RISK <= self.audited_risk <= _MAX_AUDITED_RISK:
-            raise ValueError(f"audited_risk is {self.audited_risk}")
-        if not math.isfinite(self.audited_wrong):
-            raise ValueError(f"audited_wrong is {self.audited_wrong}")
         if len(self.reliability) not in (0, len(BOUNDS)):
             raise ValueError(f"reliability has {len(self.reliability)} classes of risk, and not {len(BOUNDS)}")

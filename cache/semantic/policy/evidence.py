@@ -7,7 +7,7 @@ import numpy as np
 
 from cache.semantic.policy.policy import NEIGHBOURS, Evidence, Neighbourhood
 
-FEATURES = 5
+FEATURES = 12
 
 # A vote's weight grows by e for each twentieth of cosine similarity.
 _SHARPNESS = 20.0
@@ -21,9 +21,10 @@ _MAX_CERTAIN = 1e-3
 def evidence_of(neighbourhood: Neighbourhood) -> Evidence:
     """Weigh the neighbours of a question.
 
-    The features are, float64 [FEATURES]: one, the similarity of the nearest neighbour with the answer that has most
-    votes, its margin over the nearest with another answer, the log odds of the answer's share of the votes, and the
-    log of how many have it.
+    The features are, float64 [FEATURES]: one; the similarity s of the nearest neighbour with the answer that has most
+    votes; its margin m over the nearest with another answer; the log odds v of the answer's share of the votes; the log
+    n of how many have it; and the products s², m², v²/4, s·v/2, m·v/2, n·v/2, s·m. Log odds that are linear in s, m, v
+    and n overestimate the risk where most hits are.
     """
     entries, similarities, answers = neighbourhood
     votes: dict[str, float] = {}
@@ -33,15 +34,11 @@ def evidence_of(neighbourhood: Neighbourhood) -> Evidence:
     members = tuple(place for place, answer in enumerate(answers) if answer == winner)
     nearest = float(similarities[members[0]])
     share = votes[winner] / (sum(votes.values()) + math.exp(_SHARPNESS * (_NOBODY - 1.0)))
-    features = np.array(
-        [
-            1.0,
-            (nearest - _MIDDLE) * _SCALE,
-            (nearest - _rival(similarities, answers, winner)) * _SCALE,
-            math.log((share + _MAX_CERTAIN) / (1.0 - share + _MAX_CERTAIN)),
-            math.log(len(members)),
-        ]
-    )
+    s = (nearest - _MIDDLE) * _SCALE
+    m = (nearest - _rival(similarities, answers, winner)) * _SCALE
+    v = math.log((share + _MAX_CERTAIN) / (1.0 - share + _MAX_CERTAIN))
+    n = math.log(len(members))
+    features = np.array([1.0, s, m, v, n, s * s, m * m, v * v / 4, s * v / 2, m * v / 2, n * v / 2, s * m])
     return Evidence(members, entries[members[0]], winner, nearest, features)
 
 

@@ -14,7 +14,7 @@ from cache.semantic.policy.policy import Vector
 from cache.semantic.policy.state import UnusableState
 
 # Before anything is learned: likelier right the nearer, the clearer and the more agreed; and not at all sure of it.
-_PRIOR_MEAN = (-1.0, 0.7, 0.7, 0.5, 0.0)
+_PRIOR_MEAN = (-1.0, 0.7, 0.7, 0.5, 0.0, *(0.0,) * 7)
 _PRIOR_PRECISION = 1.0
 _MAX_LOGIT = 30.0
 _MIN_DOUBT = 1e-12

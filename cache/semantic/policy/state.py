@@ -7,7 +7,7 @@ import xxhash
 
 from cache.errors import CacheError
 
-VERSION = 1
+VERSION = 2
 
 _MAGIC = b"KGS"
 _DIGEST_BYTES = 8

@@ -60,7 +60,7 @@ def test_labels_make_it_surer() -> None:
         near = features(0.93, 0.6)
         return posterior.wrong(near, 1.0) - posterior.wrong(near, 0.0)
 
-    assert doubt(many) < doubt(few) / 3
+    assert doubt(many) < doubt(few) / 2
     assert few.wrong(features(0.9, 0.5), 2.0) > few.wrong(features(0.9, 0.5), 1.0) > few.wrong(features(0.9, 0.5), 0.0)
 
 

@@ -108,7 +108,7 @@ def test_what_was_counted_is_part_of_the_state() -> None:
     restored.restore(stream.policy.snapshot())
     assert restored.reliability() == stream.policy.reliability()
     posterior = other.posterior.state()
-    restored.restore(freeze("budget", (posterior, 1.04, 0.8, ())))
+    restored.restore(freeze("budget", (posterior, (1.04, 0.8), ())))
     assert restored.reliability() == []
     restored.learn(label(0.03, True))
     assert len(restored.reliability()) == 1

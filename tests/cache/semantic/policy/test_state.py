@@ -84,9 +84,9 @@ def test_state_from_the_future_is_refused_with_its_version(monkeypatch: pytest.M
     """Whoever is older cannot know what it means."""
     policy = MAKERS["budget"]()
     with monkeypatch.context() as later:
-        later.setattr(state_module, "VERSION", 2)
+        later.setattr(state_module, "VERSION", 3)
         state = policy.snapshot()
-    with pytest.raises(UnusableState, match="version 2"):
+    with pytest.raises(UnusableState, match="version 3"):
         policy.restore(state)
 
 
@@ -101,7 +101,7 @@ def _with(**changes: object) -> tuple[object, ...]:
         (_with(mean=(math.nan, *PRIOR.mean[1:])), "finite"),
         (_with(mean=PRIOR.mean[1:]), "length"),
         (_with(covariance=tuple((math.inf, *row[1:]) for row in PRIOR.covariance)), "finite"),
-        (_with(covariance=((1.0, 0.5, 0.0, 0.0, 0.0), *PRIOR.covariance[1:])), "symmetric"),
+        (_with(covariance=((1.0, 0.5, *(0.0,) * (FEATURES - 2)), *PRIOR.covariance[1:])), "symmetric"),
         (_with(covariance=tuple(tuple(-v for v in row) for row in PRIOR.covariance)), "positive definite"),
         (_with(covariance=tuple((0.5,) * FEATURES for _ in range(FEATURES))), "positive definite"),
         (_with(covariance=tuple(tuple(9 * v for v in row) for row in PRIOR.covariance)), "no wider"),
