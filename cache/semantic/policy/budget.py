@@ -23,7 +23,7 @@ WARM_LABELS = 60
 AUDIT_SHARE = 0.02
 """Share of all requests that are answered from the cache and asked upstream all the same, unless said otherwise."""
 
-_DEVIATIONS = 0.5
+_DEVIATIONS = 1.0
 _KIND = "budget"
 
 
@@ -39,7 +39,7 @@ def max_risk(delta: float) -> float:
 class BudgetPolicy:
     """Serves the safest neighbours until `delta` of all requests may have got a wrong answer.
 
-    Three corrections keep the promise where a plain posterior breaks it: the risk is taken half a standard deviation
+    Three corrections keep the promise where a plain posterior breaks it: the risk is taken one standard deviation
     too high, it is multiplied by how many times as many wrong answers judgements found as were expected (Calibration),
     and what was spent is kept in a ledger (see there how the budget is spent). An answer that was found wrong is out of
     service until it is vindicated.

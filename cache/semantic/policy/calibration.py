@@ -13,8 +13,8 @@ _PRIOR_WRONG, _PRIOR_EXPECTED = 1.04, 0.8
 _LEAST_WRONG = 0.3
 _MOST_EXPECTED = 20.0
 """Older judgements fade beyond so many wrong answers that were expected: some ten thousands of requests."""
-# The normal quantile of 90 %.
-_QUANTILE = 1.2815515655446004
+# The normal quantile of 95 %.
+_QUANTILE = 1.6448536269514722
 _LEAST = 0.25
 # A miss is no hit, however near its risk was to what is served: it counts so much of an audit.
 _MISS_WEIGHT = 0.2
@@ -22,7 +22,7 @@ _MISS_WEIGHT = 0.2
 
 class Calibration:
     """Audits say how many answers were wrong of those that were served, and how many of them were expected to be. The
-    ratio has a Gamma posterior (wrong answers are rare, so their number is Poisson's); its 90 % quantile is reckoned
+    ratio has a Gamma posterior (wrong answers are rare, so their number is Poisson's); its 95 % quantile is reckoned
     with, so that few judgements leave it high and many let it come down, below 1 as well.
 
     Audits are few. Misses whose risk was a few times what is served are all judged, and show the same calibration a
@@ -83,6 +83,6 @@ class CalibrationState(msgspec.Struct, frozen=True, array_like=True):
 
 
 def _gamma_quantile(shape: float) -> float:
-    """The 90 % quantile of the gamma distribution with scale 1, as Wilson and Hilferty's."""
+    """The 95 % quantile of the gamma distribution with scale 1, as Wilson and Hilferty's."""
     ninth = 1.0 / (9.0 * shape)
     return shape * (1.0 - ninth + _QUANTILE * math.sqrt(ninth)) ** 3
