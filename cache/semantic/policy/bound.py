@@ -98,7 +98,7 @@ class Tally(msgspec.Struct, array_like=True):
         squares = self.squares + self.heaviest * self.heaviest
         if not self.audits or not weight:
             return math.inf
-        return squares / weight * _gamma_quantile(weight * weight / squares)
+        return squares / weight * gamma_quantile(weight * weight / squares)
 
     def _corrected(self, weight: float, judge: JudgeError) -> float:
         """The wrong answers behind `weight` of judgements "different": from 0 to the hits."""
@@ -143,7 +143,9 @@ class WrongAnswers:
         self._slices[-1].judged(label)
 
 
-def _gamma_quantile(shape: float) -> float:
-    """The CONFIDENCE quantile of the gamma distribution with scale 1, for a shape of 1 or more: within 2 %."""
+def gamma_quantile(shape: float) -> float:
+    """The CONFIDENCE quantile of the gamma distribution with scale 1 (Wilson and Hilferty's): within 1 % for a shape
+    of 1 or more, 6 % too low for one of .3.
+    """
     ninth = 1.0 / (9.0 * shape)
     return shape * (1.0 - ninth + _QUANTILE * math.sqrt(ninth)) ** 3

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import msgspec
 
+from cache.semantic.policy.bound import gamma_quantile
 from cache.semantic.policy.label import Label
 from cache.semantic.policy.posterior import JudgeError
 
@@ -13,8 +14,6 @@ _PRIOR_WRONG, _PRIOR_EXPECTED = 1.04, 0.8
 _LEAST_WRONG = 0.3
 _MOST_EXPECTED = 20.0
 """Older judgements fade beyond so many wrong answers that were expected: some ten thousands of requests."""
-# The normal quantile of 95 %.
-_QUANTILE = 1.6448536269514722
 _LEAST = 0.25
 # A miss is no hit, however near its risk was to what is served: it counts so much of an audit.
 _MISS_WEIGHT = 0.2
@@ -43,7 +42,7 @@ class Calibration:
     @property
     def ratio(self) -> float:
         """Times as many wrong answers as the posterior says, 0.25 at least."""
-        return max(_LEAST, _gamma_quantile(self._wrong) / self._expected)
+        return max(_LEAST, gamma_quantile(self._wrong) / self._expected)
 
     def count(self, label: Label) -> None:
         """Count a judgement, before the posterior learns from it."""
@@ -73,16 +72,10 @@ class Calibration:
 class CalibrationState(msgspec.Struct, frozen=True, array_like=True):
     """Wrong answers, and how many were expected, with what was assumed before any came."""
 
-    wrong: Annotated[float, msgspec.Meta(ge=_LEAST_WRONG, le=1e9)] = _PRIOR_WRONG
-    expected: Annotated[float, msgspec.Meta(ge=_PRIOR_EXPECTED, le=_MOST_EXPECTED)] = _PRIOR_EXPECTED
+    wrong: Annotated[float, msgspec.Meta(ge=_LEAST_WRONG, le=1e9)]
+    expected: Annotated[float, msgspec.Meta(ge=_PRIOR_EXPECTED, le=_MOST_EXPECTED)]
 
     def __post_init__(self) -> None:
         # A float of MessagePack may be NaN, for which the limits above say nothing.
         if not (math.isfinite(self.wrong) and math.isfinite(self.expected)):
             raise ValueError(f"calibration must be finite, and is {self.wrong} of {self.expected}")
-
-
-def _gamma_quantile(shape: float) -> float:
-    """The 95 % quantile of the gamma distribution with scale 1, as Wilson and Hilferty's."""
-    ninth = 1.0 / (9.0 * shape)
-    return shape * (1.0 - ninth + _QUANTILE * math.sqrt(ninth)) ** 3
