@@ -99,10 +99,12 @@ class BudgetPolicy:
 
     def learn(self, label: Label) -> None:
         features = vector(label.features)
+        judge = None if label.judge is None else JudgeError(*label.judge)
         if label.same or label.source != "miss":
-            self._wrong_answer_risk.found(label.answer or label.entry, label.same)
+            wrong = 1.0 if judge is None or label.source == "user" else judge.really_wrong(label.risk)
+            self._wrong_answer_risk.found(label.answer or label.entry, label.same, wrong)
         self._calibration.count(label)
-        self.posterior.learn(features, label.same, label.chance if label.source == "user" else 1.0)
+        self.posterior.learn(features, label.same, label.chance if label.source == "user" else 1.0, judge)
         self._reliability.count(label)
 
     def settle(self, label: Label) -> None:

@@ -28,7 +28,7 @@ class Calibration:
     little farther up; each counts a fifth of an audit.
 
     Args:
-        judge: how often labels are wrong.
+        judge: how often labels are wrong that do not say so themselves.
         above, up_to: misses with a risk between these are counted.
     """
 
@@ -53,7 +53,8 @@ class Calibration:
         else:
             return
         # A judge who calls some of the same answers different makes that many of the right ones look wrong.
-        wrong = (not label.same) - (1.0 - self._judge.recall) * (1.0 - label.risk)
+        recall = self._judge.recall if label.judge is None else label.judge[0]
+        wrong = (not label.same) - (1.0 - recall) * (1.0 - label.risk)
         self._wrong = max(_LEAST_WRONG, self._wrong + weight * wrong)
         self._expected += weight * label.risk
         if self._expected > _MOST_EXPECTED:

@@ -21,7 +21,8 @@ class Label(msgspec.Struct, frozen=True, array_like=True):
     `entry`, `answer`, `similarity` and `features` are those of the evidence. `source` is how it was found: "miss" if
     nothing was served and the fresh answer could be compared, "audit" if it was compared although the answer was
     served, "user" if the user repeated it at once, or deleted the answer. `risk` is the decision's `plain_risk`,
-    `chance` the probability with which an audit was drawn for it: an audited hit stands for 1 / chance hits.
+    `chance` the probability with which an audit was drawn for it: an audited hit stands for 1 / chance hits. `judge` is
+    how often who compared these very answers errs, recall and false same; None is as often as the policy was told.
 
     Raises ValueError where a number is none of these.
     """
@@ -34,6 +35,7 @@ class Label(msgspec.Struct, frozen=True, array_like=True):
     risk: _Probability = 1.0
     chance: _Probability = 1.0
     answer: Annotated[str, msgspec.Meta(max_length=512)] = ""
+    judge: tuple[_Probability, _Probability] | None = None
 
     def __post_init__(self) -> None:
         # A float of MessagePack may be NaN, for which the limits above say nothing.
@@ -45,6 +47,8 @@ class Label(msgspec.Struct, frozen=True, array_like=True):
             raise ValueError(f"label of {self.entry!r}: every feature must be within ±{_MAX_FEATURE:g}")
         if self.source == "audit" and self.chance <= 0.0:
             raise ValueError(f"label of {self.entry!r}: an audit has a chance above 0")
+        if self.judge is not None and not self.judge[1] < self.judge[0]:
+            raise ValueError(f"label of {self.entry!r}: a judge's recall is above its false_same, and not {self.judge}")
 
 
 def encode_label(label: Label) -> bytes:

@@ -41,6 +41,11 @@ class JudgeError:
                 " right is 0 <= false_same < recall <= 1."
             )
 
+    def really_wrong(self, risk: float) -> float:
+        """How often an answer is wrong that is called different, and was wrong with the probability `risk` before."""
+        wrong = risk * (1.0 - self.false_same)
+        return wrong / max(wrong + (1.0 - risk) * (1.0 - self.recall), _MIN_DOUBT)
+
     def says_same(self, probability: float) -> float:
         """How often answers that are the same with `probability` are called the same."""
         return self.false_same + (self.recall - self.false_same) * probability
@@ -67,18 +72,19 @@ class Posterior:
         spread = math.sqrt(float(features @ self._covariance @ features))
         return 1.0 - _sigmoid(logit - deviations * spread)
 
-    def learn(self, features: Vector, same: bool, weight: float = 1.0) -> None:
+    def learn(self, features: Vector, same: bool, weight: float = 1.0, judge: JudgeError | None = None) -> None:
         """Take over one judgement: whether the right answer was the one that `features` speak for.
 
-        `weight` is how much of a label it is, [0, 1]. Raises UnusableState, and has learned nothing, where what would
+        `weight` is how much of a label it is, [0, 1]; `judge` who judged, if not the usual one. Raises UnusableState, and has learned nothing, where what would
         be learned is not finite.
         """
         carried = self._covariance @ features
         spread = float(features @ carried)
         logit = float(self._mean @ features)
-        pull = self._pull(logit, spread, same, weight)
+        judge = judge or self._judge
+        pull = self._pull(logit, spread, same, weight, judge)
         mean = self._mean + carried * pull
-        information = weight * self._slopes(logit + spread * pull, same)[1]
+        information = weight * _slopes(logit + spread * pull, same, judge)[1]
         covariance = self._covariance - np.outer(carried, carried) * (information / (1.0 + information * spread))
         if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
             raise UnusableState("a label has features with which nothing finite can be learned")
@@ -108,7 +114,8 @@ class Posterior:
         covariance = np.linalg.inv(precision)
         self._covariance = (covariance + covariance.T) / 2
 
-    def _pull(self, logit: float, spread: float, same: bool, weight: float) -> float:
+    @staticmethod
+    def _pull(logit: float, spread: float, same: bool, weight: float, judge: JudgeError) -> float:
         """How far along its features a label moves the weights: to where the prior pulls back as hard.
 
         That is the most likely weights given the label, which a step by the slope where the weights are now can miss
@@ -117,19 +124,20 @@ class Posterior:
         low, high = (0.0, 1.0) if same else (-1.0, 0.0)
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            if weight * self._slopes(logit + spread * middle, same)[0] > middle:
+            if weight * _slopes(logit + spread * middle, same, judge)[0] > middle:
                 low = middle
             else:
                 high = middle
         return (low + high) / 2
 
-    def _slopes(self, logit: float, same: bool) -> tuple[float, float]:
-        """Of the log likelihood by the log odds: its first derivative, and the information (Fisher's)."""
-        right = _sigmoid(logit)
-        said = self._judge.says_same(right)
-        slope = (self._judge.recall - self._judge.false_same) * right * (1.0 - right)
-        doubt = max(said * (1.0 - said), _MIN_DOUBT)
-        return slope / doubt * (same - said), slope * slope / doubt
+
+def _slopes(logit: float, same: bool, judge: JudgeError) -> tuple[float, float]:
+    """Of the log likelihood by the log odds: its first derivative, and the information (Fisher's)."""
+    right = _sigmoid(logit)
+    said = judge.says_same(right)
+    slope = (judge.recall - judge.false_same) * right * (1.0 - right)
+    doubt = max(said * (1.0 - said), _MIN_DOUBT)
+    return slope / doubt * (same - said), slope * slope / doubt
 
 
 _Row = Annotated[tuple[float, ...], msgspec.Meta(min_length=FEATURES, max_length=FEATURES)]

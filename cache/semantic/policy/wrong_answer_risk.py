@@ -30,13 +30,16 @@ class WrongAnswerRisk:
         penalty = self._penalties.get(answer, 0.0)
         return penalty / (penalty + 1.0)
 
-    def found(self, answer: str, same: bool) -> None:
-        """Record a judgement of an answer that was served, or would have been."""
-        if not same:
-            self._penalties[answer] = self._penalties.get(answer, 0.0) + 1.0
+    def found(self, answer: str, same: bool, wrong: float = 1.0) -> None:
+        """Record a judgement of an answer that was served, or would have been.
+
+        `wrong` is the probability that one called different is wrong, since the judge errs.
+        """
+        if not same and (wrong >= _NEGLIGIBLE or answer in self._penalties):
+            self._penalties[answer] = self._penalties.get(answer, 0.0) + wrong
             if len(self._penalties) > MAX_PENALTIES:
                 self._penalties.popitem(last=False)
-        elif answer in self._penalties:
+        elif same and answer in self._penalties:
             self._penalties[answer] /= 2
             if self._penalties[answer] < _NEGLIGIBLE:
                 del self._penalties[answer]

@@ -52,6 +52,24 @@ def test_a_judge_known_to_err_is_not_believed_every_time() -> None:
     assert known.wrong(features(0.97, 0.55), 0.0) < 0.02
 
 
+def test_each_label_is_as_sure_as_who_judged_it() -> None:
+    """The same judgements teach as much whether their judge's error comes with each of them or is that of all."""
+    judge = JudgeError(0.7, 0.05)
+    of_all, of_each = Posterior(judge), Posterior(JudgeError())
+    for same in (True, False, True, True):
+        of_all.learn(features(0.9, 0.5), same)
+        of_each.learn(features(0.9, 0.5), same, judge=judge)
+    assert of_each.wrong(features(0.9, 0.5), 1.0) == of_all.wrong(features(0.9, 0.5), 1.0)
+
+
+@pytest.mark.parametrize(("recall", "wrong"), [(1.0, 1.0), (0.99, 0.5), (0.6, 0.025)])
+def test_what_is_called_different_is_seldom_wrong_if_the_judge_knows_few_same_answers(
+    recall: float, wrong: float
+) -> None:
+    """Of answers that are wrong once in a hundred times."""
+    assert JudgeError(recall, 0.0).really_wrong(0.01) == pytest.approx(wrong, abs=0.01)
+
+
 def test_labels_make_it_surer() -> None:
     """What a deviation adds shrinks with the labels, and more of them is never less safe."""
     few, many = taught(JudgeError(), 30), taught(JudgeError(), 3000)
