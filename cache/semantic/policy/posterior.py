@@ -75,8 +75,8 @@ class Posterior:
     def learn(self, features: Vector, same: bool, weight: float = 1.0, judge: JudgeError | None = None) -> None:
         """Take over one judgement: whether the right answer was the one that `features` speak for.
 
-        `weight` is how much of a label it is, [0, 1]; `judge` who judged, if not the usual one. Raises UnusableState, and has learned nothing, where what would
-        be learned is not finite.
+        `weight` is how much of a label it is, [0, 1]; `judge` who judged, if not the usual one. Raises UnusableState,
+        and has learned nothing, where what would be learned is not finite.
         """
         carried = self._covariance @ features
         spread = float(features @ carried)
