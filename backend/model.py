@@ -122,7 +122,7 @@ def _load_parallel(
         )
     _refuse_to_round_again(source.directory, engine.quantization)
     shape = config.with_max_context(wanted)
-    settings = choose_parallel(shape, engine, wanted)
+    settings = choose_parallel(shape, engine, wanted, progress)
     summaries: list[Summary | None] = []
 
     def load(part: ModelPart) -> ModelWeights:
@@ -131,7 +131,7 @@ def _load_parallel(
         return weights
 
     progress(f"starting {len(settings.parts)} ranks")
-    runner = ParallelRunner(shape, source.directory, settings, load)
+    runner = ParallelRunner(shape, source.directory, settings, load, progress)
     summaries += [about if isinstance(about, Summary) else None for about in runner.abouts]
     quantization = joined(list(zip(settings.parts, summaries, strict=True)))
     if quantization is not None:

@@ -18,6 +18,7 @@ from backend.runners.parallel.messages import (
     Connect,
     Connected,
     Loaded,
+    MoveKv,
     RankError,
     RankJob,
 )
@@ -51,17 +52,23 @@ def _compute(channel: Channel) -> None:
     import torch
 
     from backend.model import load_part
-    from backend.runners.parallel.runner import communicator_of, part_runner
+    from backend.runners.parallel.parts import build_part, check_part, connect
 
-    torch.set_num_threads(job.threads)
-    weights, summary = load_part(job.directory, job.config, job.part, job.quantization)
+    torch.set_num_threads(job.settings.threads)
+    weights, summary = load_part(job.directory, job.config, job.part, job.settings.quantization)
+    check_part(job, weights)
     channel.send(Loaded(summary))
-    connect = channel.receive()
-    assert isinstance(connect, Connect)  # noqa: S101 - what rank 0 sends next
-    _, runner = part_runner(job, weights, communicator_of(job))
+    now = channel.receive()
+    assert isinstance(now, Connect)  # noqa: S101 - what rank 0 sends next
+    runner = build_part(job, weights, connect(job), lambda sentence: None)
+    del weights  # a device has its own
     channel.send(Connected())
     while True:
-        runner.run(channel.receive())
+        match channel.receive():
+            case MoveKv() as message:
+                runner.move_kv(message.moves)
+            case step:
+                runner.run(step)
 
 
 def _error(error: Exception) -> RankError:

@@ -13,13 +13,14 @@ from backend.errors import ModelError
 from backend.model_loader.linears import linears
 from backend.model_loader.weights import ModelWeights
 from backend.models.config import KvDtype, ModelConfig
-from backend.models.partition import partition
-from backend.runners.cuda.choice import choose_cuda
+from backend.models.partition import ModelPart, partition
+from backend.runners.cuda.choice import CUDA_DTYPES, check_settings, choose_cuda
 from backend.runners.errors import RunnerUnavailable
 from backend.runners.fused.build import load_fused_library
 from backend.runners.fused.layout import FloatPrecision, Kernels, KVPrecision, rounds_rows_coarsely
 from backend.runners.fused.runner import FusedRunner, check_shape
-from backend.runners.parallel.runner import ParallelSettings
+from backend.runners.parallel.micro_batches import CUDA_FEWEST_ROWS
+from backend.runners.parallel.settings import DeviceSettings, ParallelSettings
 from backend.runners.self_test import max_relative_error
 from backend.runners.torch.runner import TorchRunner
 
@@ -73,18 +74,22 @@ def choose_runner(
     )
 
 
-def choose_parallel(config: ModelConfig, engine: EngineConfig, max_context: int) -> ParallelSettings:
-    """How several processes on CPUs compute a model; ``kv_memory`` is of all of them together.
+def choose_parallel(
+    config: ModelConfig, engine: EngineConfig, max_context: int, progress: Progress
+) -> ParallelSettings:
+    """How several processes compute a model, on a device each or on the CPU; ``kv_memory`` is of all of them together.
 
     Raises:
-        ModelError: the model cannot be divided like that, or the settings cannot be had in parallel.
+        ModelError: the model cannot be divided like that, or the settings or devices cannot be had in parallel.
     """
     parts = partition(config, engine.tensor_parallel, engine.pipeline_parallel)
-    if engine.device == "cuda":
-        raise ModelError(
-            "--device cuda: --tensor-parallel and --pipeline-parallel divide a model among processors alone, expected "
-            "auto or cpu"
-        )
+    if engine.device == "cuda" or (engine.device == "auto" and torch.cuda.is_available()):
+        try:
+            return _on_devices(config, parts, engine, max_context)
+        except RunnerUnavailable as reason:
+            if engine.device == "cuda":
+                raise ModelError(f"--device cuda: {reason}; expected auto or cpu") from reason
+            progress(f"serving on the CPU, although there is a CUDA device: {reason}")
     dtype = _TORCH_DTYPES[engine.dtype]
     num_blocks = _num_blocks(engine, TorchRunner.block_bytes(config, dtype, engine.kv_dtype))
     return ParallelSettings(
@@ -95,6 +100,33 @@ def choose_parallel(config: ModelConfig, engine: EngineConfig, max_context: int)
         num_blocks,
         _max_tokens_in_kv(config, num_blocks, max_context),
         max(1, engine.threads // len(parts)),
+    )
+
+
+def _on_devices(
+    config: ModelConfig, parts: tuple[ModelPart, ...], engine: EngineConfig, max_context: int
+) -> ParallelSettings:
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found < len(parts):
+        flags = {"--tensor-parallel": engine.tensor_parallel, "--pipeline-parallel": engine.pipeline_parallel}
+        said = " and ".join(f"{flag} {count}" for flag, count in flags.items() if count > 1)
+        raise RunnerUnavailable(f"{said}: {len(parts)} devices are needed, one for each rank, and torch sees {found}")
+    check_settings(config, engine)
+    from backend.runners.cuda.runner import CUDA_BATCH, CUDA_STEP_TOKENS
+
+    devices = DeviceSettings(
+        "cuda", engine.kv_memory, engine.max_batch or CUDA_BATCH, engine.step_tokens or CUDA_STEP_TOKENS
+    )
+    return ParallelSettings(
+        parts,
+        engine.quantization,
+        str(CUDA_DTYPES[engine.dtype]).removeprefix("torch."),
+        engine.kv_dtype,
+        engine.kv_blocks,
+        max_context,
+        max(1, engine.threads // len(parts)),
+        CUDA_FEWEST_ROWS,
+        devices,
     )
 
 

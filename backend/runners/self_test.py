@@ -12,6 +12,7 @@ from backend.engine.model_runner import BLOCK_SIZE, ModelRunner, SequenceRows, S
 from backend.model_loader.linears import as_floats
 from backend.model_loader.weights import ModelWeights
 from backend.models.config import ModelConfig
+from backend.runners.torch.exchange import Exchange, NoExchange
 from backend.runners.torch.runner import TorchRunner
 
 RunnerMaker = Callable[[ModelConfig, ModelWeights, int, int], ModelRunner]
@@ -23,7 +24,12 @@ _BLOCKS = 8
 _CONTEXT = 4 * BLOCK_SIZE
 
 
-def max_relative_error(config: ModelConfig, weights: ModelWeights, make_runner: RunnerMaker) -> float:
+def max_relative_error(
+    config: ModelConfig,
+    weights: ModelWeights,
+    make_runner: RunnerMaker,
+    exchange: Exchange = NoExchange(),  # noqa: B008 - has no state
+) -> float:
     """Largest relative error of logits and hidden states of a short mixed batch, against the float32 reference.
 
     The reference uses the dequantised weights: the test checks the runner, not the loss of quantisation.
@@ -31,6 +37,9 @@ def max_relative_error(config: ModelConfig, weights: ModelWeights, make_runner: 
     The first layers and tokens of the real weights are enough to catch a wrong kernel, layout or build, and take a
     fraction of a second. The steps cover a prefill that crosses a block's border, its second chunk, and a batch of
     a decode and a prefill, on blocks that are not in order.
+
+    Args:
+        exchange: of the reference, where ``weights`` are a part of a model.
     """
     head = weights.head
     # A quantised head cannot be cut.
@@ -43,7 +52,7 @@ def max_relative_error(config: ModelConfig, weights: ModelWeights, make_runner: 
         head=head[:vocabulary] if isinstance(head, torch.Tensor) else head,
     )
     runner = make_runner(small_config, small_weights, _BLOCKS, _CONTEXT)
-    reference = TorchRunner(small_config, as_floats(small_weights), _BLOCKS, _CONTEXT)
+    reference = TorchRunner(small_config, as_floats(small_weights), _BLOCKS, _CONTEXT, exchange=exchange)
     worst = 0.0
     for step in steps(vocabulary):
         got, expected = runner.run(step), reference.run(step)

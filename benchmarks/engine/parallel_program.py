@@ -57,7 +57,8 @@ def compare(directory: Path, division: str, rounds: int, other_core: int) -> lis
     from backend.model import load_part
     from backend.model_loader.weights import load_weights, read_config
     from backend.models.partition import partition
-    from backend.runners.parallel.runner import ParallelRunner, ParallelSettings
+    from backend.runners.parallel.runner import ParallelRunner
+    from backend.runners.parallel.settings import ParallelSettings
     from backend.runners.torch.runner import TorchRunner
 
     config = read_config(directory).with_max_context(2 * CONTEXT)

@@ -4,5 +4,5 @@
 copies KV blocks to and from the host beside the steps.
 
 Imported only where Triton is installed, except `choice.py`. Read `runner.py` first. Uses `checkpoints`, `engine`,
-`kernels`, `model_loader`, `models`, `quantized_weights` and the package `prefix_store`.
+`kernels`, `model_loader`, `models`, `quantized_weights`, `torch` and the package `prefix_store`.
 """

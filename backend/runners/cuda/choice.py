@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -14,11 +15,9 @@ from backend.models.config import ModelConfig
 from backend.quantized_weights.quantized_linear import CannotQuantize
 from backend.runners.errors import RunnerUnavailable
 from backend.runners.self_test import max_relative_error
+from backend.runners.torch.exchange import Exchange, NoExchange
 
-if TYPE_CHECKING:
-    from backend.runners.cuda.runner import CudaRunner
-
-_DTYPES = {
+CUDA_DTYPES = {
     "auto": torch.bfloat16,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -40,25 +39,12 @@ def choose_cuda(
         RunnerUnavailable: the CUDA runner cannot serve this model with these settings, or fails the self-test.
         ModelError: the device has less memory than ``--kv-memory`` asks for.
     """
-    if engine.kv_dtype != "auto":
-        raise RunnerUnavailable(f"the CUDA kernels do not store keys and values in {engine.kv_dtype}")
-    try:
-        from triton.runtime.errors import TritonError
+    check_settings(config, engine)
+    from backend.runners.cuda.runner import CUDA_BATCH, CUDA_STEP_TOKENS, CudaRunner
 
-        from backend.runners.cuda.runner import CUDA_BATCH, CUDA_STEP_TOKENS, CudaRunner
-    except ImportError as error:
-        raise RunnerUnavailable("Triton is not installed") from error
-    dtype = _DTYPES[engine.dtype]
-
-    def make(small: ModelConfig, its_weights: ModelWeights, num_blocks: int, context: int) -> CudaRunner:
-        runner = CudaRunner(small, its_weights, num_blocks, context, _SELF_TEST_BATCH, dtype)
-        runner.record(lambda sentence: None)
-        return runner
-
-    try:
-        distance = max_relative_error(config, weights, make)
-        if distance > _MAX_RELATIVE_ERROR[dtype]:
-            raise RunnerUnavailable(f"the kernels failed their self-test (relative error {distance:.3g})")
+    dtype = CUDA_DTYPES[engine.dtype]
+    check_kernels(config, weights, dtype)
+    with unavailable_reasons():
         runner = CudaRunner(
             config,
             weights,
@@ -71,6 +57,58 @@ def choose_cuda(
         )
         runner.record(progress)
         return runner
+
+
+def check_settings(config: ModelConfig, engine: EngineConfig) -> None:
+    """Checks all that can be known before the weights.
+
+    Raises:
+        RunnerUnavailable: the CUDA runner cannot serve such a model with these settings.
+    """
+    if engine.kv_dtype != "auto":
+        raise RunnerUnavailable(f"the CUDA kernels do not store keys and values in {engine.kv_dtype}")
+    try:
+        from backend.runners.cuda.decoder import check_model
+    except ImportError as error:
+        raise RunnerUnavailable("Triton is not installed") from error
+    check_model(config)
+
+
+def check_kernels(
+    config: ModelConfig,
+    weights: ModelWeights,
+    dtype: torch.dtype,
+    device: str = "cuda",
+    exchange: Exchange = NoExchange(),  # noqa: B008 - has no state
+) -> None:
+    """Tests the kernels on a device with a model's first layers.
+
+    Args:
+        exchange: where the weights are a part of a model: of a part alone, which waits for no other.
+
+    Raises:
+        RunnerUnavailable: they do not run, or do not compute what torch does.
+    """
+    from backend.runners.cuda.runner import CudaRunner
+
+    def make(small: ModelConfig, its_weights: ModelWeights, num_blocks: int, context: int) -> CudaRunner:
+        runner = CudaRunner(small, its_weights, num_blocks, context, _SELF_TEST_BATCH, dtype, device, exchange=exchange)
+        runner.record(lambda sentence: None)
+        return runner
+
+    with unavailable_reasons():
+        distance = max_relative_error(config, weights, make, exchange)
+    if distance > _MAX_RELATIVE_ERROR[dtype]:
+        raise RunnerUnavailable(f"the kernels failed their self-test (relative error {distance:.3g})")
+
+
+@contextmanager
+def unavailable_reasons() -> Iterator[None]:
+    """Raises RunnerUnavailable for whatever a runner on a device cannot be made or tested for."""
+    from triton.runtime.errors import TritonError
+
+    try:
+        yield
     except CannotQuantize as error:
         raise RunnerUnavailable(str(error)) from error
     except torch.cuda.OutOfMemoryError as error:

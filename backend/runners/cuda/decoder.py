@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
-from torch.nn import functional
 
 from backend.engine.model_runner import BLOCK_SIZE
 from backend.kernels.add_rms_norm import add_rms_norm
@@ -23,6 +23,7 @@ from backend.quantized_weights.float_scheme import FloatLinear
 from backend.runners.cuda.device_step import DeviceStep
 from backend.runners.cuda.skinny_gemm import SkinnyGemmTable
 from backend.runners.errors import RunnerUnavailable
+from backend.runners.torch.exchange import Exchange, NoExchange
 
 MergedLinears = tuple[Linear | QuantizedMatmul, ...]
 """Matrices with the same input, whose outputs are concatenated; a single one if all parts have the same format."""
@@ -56,13 +57,23 @@ class CudaDecoder:
 
     The KV memory is [layers, 2, blocks, kv heads, BLOCK_SIZE, head_dim]: the part of a head in a block is contiguous.
     ``allocate`` makes it after the weights, so that its size can depend on the memory that is left.
+
+    Args:
+        exchange: joins the parts of layers, where ``weights`` are a part of the model that others have more of.
     """
 
     def __init__(
-        self, config: ModelConfig, weights: ModelWeights, max_context: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        max_context: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        exchange: Exchange = NoExchange(),  # noqa: B008 - has no state
     ) -> None:
         check_model(config)
         self.config = config
+        self.exchange = exchange
         self.dtype = dtype
         self.device = device
         self._embedding = weights.embedding.to(device, dtype)
@@ -73,7 +84,7 @@ class CudaDecoder:
         tables = {config.rope(index) for index in range(config.num_layers)}
         angles = {rope: rotations(rope, config.head_dim, max_context).to(device) for rope in tables if rope is not None}
         self._layers = [
-            _Layer(config, index, layer, angles[rope], dtype, device)
+            _Layer(config, index, layer, angles[rope], dtype, device, exchange)
             for index, layer in enumerate(weights.layers)
             if (rope := config.rope(index)) is not None
         ]
@@ -89,11 +100,6 @@ class CudaDecoder:
         layers = [layer.qkv + layer.output + layer.gate_up + layer.down for layer in self._layers]
         return [part for merged in (self._head, *layers) for part in merged if isinstance(part, Linear)]
 
-    def block_bytes(self) -> int:
-        """Bytes of one KV block over all layers."""
-        c = self.config
-        return 2 * c.num_layers * BLOCK_SIZE * c.num_kv_heads * c.head_dim * self.dtype.itemsize
-
     def move_kv(self, moves: Sequence[tuple[int, int]]) -> None:
         """See ``ModelRunner.move_kv``."""
         for source, target in moves:
@@ -107,15 +113,34 @@ class CudaDecoder:
         self.memory = torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def __call__(
-        self, step: DeviceStep, wait: Callable[[int], None] | None = None
+        self, step: DeviceStep, wait: Callable[[int], None] | None = None, received: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits float32 [R, vocab_size] and hidden states float32 [E, hidden_size] of the rows that the step names.
 
         Args:
             wait: called with each layer's number before its keys and values are used.
+            received: as in `layers`.
         """
-        residual = functional.embedding(step.token_ids, self._embedding)
+        residual, delta = self._layer_outputs(step, wait, received)
+        logits = self._multiply(self._last_norm(residual, delta, step.logits_rows), self._head)
+        return logits.float(), self._last_norm(residual, delta, step.hidden_rows).float()
+
+    def layers(self, step: DeviceStep, received: torch.Tensor | None) -> torch.Tensor:
+        """What leaves the last layer, [T, hidden_size].
+
+        Args:
+            received: what enters the first layer, [T, hidden_size], which is changed; None: the tokens' embeddings.
+        """
+        residual, delta = self._layer_outputs(step, None, received)
+        return residual + delta
+
+    def _layer_outputs(
+        self, step: DeviceStep, wait: Callable[[int], None] | None, received: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Two addends of what leaves the last layer."""
+        residual = self.exchange.lookup(self._embedding, step.token_ids) if received is None else received
         delta: torch.Tensor | None = None
+        add = self.exchange.sum
         splits = self._splits(step.decode_rows.shape[0])
         for index, layer in enumerate(self._layers):
             keys, values = self.memory[index]
@@ -124,11 +149,12 @@ class CudaDecoder:
             if wait is not None:
                 wait(index)
             mixed = layer.attend(qkv, step, keys, values, splits)
-            delta = self._multiply(mixed, layer.output)
+            delta = add(layer.project_output(mixed, partial(self._multiply, merged=layer.output)))
             normed = add_rms_norm(residual, delta, layer.mlp_norm, layer.eps)
-            delta = self._multiply(silu_mul(self._multiply(normed, layer.gate_up)), layer.down)
-        logits = self._multiply(self._last_norm(residual, delta, step.logits_rows), self._head)
-        return logits.float(), self._last_norm(residual, delta, step.hidden_rows).float()
+            inner = silu_mul(self._multiply(normed, layer.gate_up))
+            delta = add(layer.project_down(inner, partial(self._multiply, merged=layer.down)))
+        assert delta is not None  # noqa: S101 - a part has at least one layer
+        return residual, delta
 
     def _multiply(self, x: torch.Tensor, merged: MergedLinears) -> torch.Tensor:
         """[T, in] to [T, out]."""
@@ -137,11 +163,11 @@ class CudaDecoder:
         done = [self.product(x, part) if isinstance(part, Linear) else part(x) for part in merged]
         return done[0] if len(done) == 1 else torch.cat(done, dim=1)
 
-    def _last_norm(self, residual: torch.Tensor, delta: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor:
+    def _last_norm(self, residual: torch.Tensor, delta: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         if not rows.shape[0]:
             return residual[:0]
-        some = None if delta is None else delta.index_select(0, rows)
-        return add_rms_norm(residual.index_select(0, rows), some, self._norm, self.config.rms_norm_eps)
+        some, more = residual.index_select(0, rows), delta.index_select(0, rows)
+        return add_rms_norm(some, more, self._norm, self.config.rms_norm_eps)
 
     def _splits(self, rows: int) -> int:
         """Splits of each context, so that few sequences still fill the device: a power of two."""
@@ -160,6 +186,7 @@ class _Layer:
         rope: torch.Tensor,
         dtype: torch.dtype,
         device: torch.device,
+        exchange: Exchange,
     ) -> None:
         self.eps = config.rms_norm_eps
         self.shape = AttentionShape(
@@ -174,6 +201,8 @@ class _Layer:
         self.mlp_norm = weights.post_attention_norm.to(device, torch.float32)
         self.output = _merge_linears((weights.output,), dtype, device)
         self.down = _merge_linears((weights.down,), dtype, device)
+        self.project_output = exchange.projection(weights.output)
+        self.project_down = exchange.projection(weights.down)
         self._rope = rope
         self.qkv = _merge_linears((weights.query, weights.key, weights.value), dtype, device)
         self.gate_up = _merge_linears((weights.gate, weights.up), dtype, device)

@@ -9,12 +9,14 @@ _SHARE = 0.9
 """Of what is free beside weights and activations; the rest is for recorded steps and what the driver keeps."""
 
 
-def blocks_that_fit(free: int, block_bytes: int, asked: int | None) -> int:
+def blocks_that_fit(free: int, block_bytes: int, asked: int | None, model_block_bytes: int) -> int:
     """KV blocks for the engine. One more is allocated, which fills up recorded batches (``DecodeGraphs``).
 
     Args:
         free: bytes of the device that neither weights nor activations need.
-        asked: bytes that the blocks are to take, as ``--kv-memory`` says; None: most of what is free.
+        block_bytes: of what this device has of a block.
+        asked: bytes that whole blocks are to take, as ``--kv-memory`` says; None: most of what is free.
+        model_block_bytes: of a whole block, of which other devices may have parts.
 
     Raises:
         RunnerUnavailable: the device has no room for blocks.
@@ -29,11 +31,11 @@ def blocks_that_fit(free: int, block_bytes: int, asked: int | None) -> int:
         )
     if asked is None:
         return fitting
-    if asked < block_bytes:
-        raise ModelError(f"--kv-memory: {asked} bytes hold no KV block, expected at least {block_bytes}")
-    if asked // block_bytes > fitting:
+    if asked < model_block_bytes:
+        raise ModelError(f"--kv-memory: {asked} bytes hold no KV block, expected at least {model_block_bytes}")
+    if asked // model_block_bytes > fitting:
         raise ModelError(
             f"--kv-memory: {asked} bytes do not fit the device beside weights, activations and recorded steps, "
-            f"expected at most {fitting * block_bytes}"
+            f"expected at most {fitting * model_block_bytes}"
         )
-    return asked // block_bytes
+    return asked // model_block_bytes

@@ -22,6 +22,7 @@ from backend.runners.cuda.memory import blocks_that_fit
 from backend.runners.cuda.skinny_gemm import SkinnyGemmTable
 from backend.runners.cuda.streams import device_streams
 from backend.runners.errors import RunnerUnavailable
+from backend.runners.torch.exchange import Exchange, NoExchange
 from backend.runners.warm_up import single_sequence_step
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,11 @@ times as many leave launches and attention little of the time, and still take le
 8B model."""
 STAGING_BYTES = 512 * 2**20
 """4,096 tokens of an 8B model under way in each direction. A power of two, to which torch rounds pinned memory up."""
+
+
+def block_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of one KV block over all layers."""
+    return 2 * config.num_layers * BLOCK_SIZE * config.num_kv_heads * config.head_dim * dtype.itemsize
 
 
 class CudaRunner:
@@ -50,6 +56,8 @@ class CudaRunner:
         kv_memory: bytes for KV blocks; None: most of what is free beside the weights and the largest step.
         step_tokens: rows of the largest step.
         staging_memory: bytes of host memory that restored blocks pass through, and as many for those copied out.
+        exchange: joins the parts of layers, where ``weights`` are a part of the model that others have more of.
+        model_block_bytes: of a KV block of the whole model, which ``kv_memory`` is for; None: of this part's.
 
     Raises:
         RunnerUnavailable: the kernels do not cover the model, or no block fits.
@@ -71,27 +79,31 @@ class CudaRunner:
         kv_memory: int | None = None,
         step_tokens: int = CUDA_STEP_TOKENS,
         staging_memory: int = STAGING_BYTES,
+        exchange: Exchange = NoExchange(),  # noqa: B008 - has no state
+        model_block_bytes: int | None = None,
     ) -> None:
         self.config = config
-        self.name = f"{device}-{str(dtype).removeprefix('torch.')}"
+        self._device = torch.device(device)
+        self.name = f"{self._device.type}-{str(dtype).removeprefix('torch.')}"
         what = torch.cuda.get_device_name(device) if device.startswith("cuda") else device
         self.kernels = f"torch {torch.__version__} on {what}"
         self.weights_precision = self.kv_precision = str(dtype).removeprefix("torch.")
-        self.kv_bytes_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+        self.kv_bytes_per_token = block_bytes(config, dtype) // BLOCK_SIZE
         self.max_batch = max_batch
         self.step_tokens = step_tokens
-        self._device = torch.device(device)
         self._max_context = max_context
         self._graphs: DecodeGraphs | None = None
         self._staging_memory = staging_memory
         self._stages = True
         self._kv_blocks: CudaKvBlocks | None = None
         with torch.inference_mode():
-            self.decoder = CudaDecoder(config, weights, max_context, dtype, self._device)
+            self.decoder = CudaDecoder(config, weights, max_context, dtype, self._device, exchange)
             self._staging = Staging(self._device)
             self._no_hidden = torch.empty(0, config.hidden_size, device=self._device)
             if num_blocks is None:
-                num_blocks = blocks_that_fit(self._free_memory(), self.decoder.block_bytes(), kv_memory)
+                own = block_bytes(config, dtype)
+                fitting = blocks_that_fit(self._free_memory(), own, kv_memory, model_block_bytes or own)
+                num_blocks = exchange.least(fitting)
             self.num_blocks = num_blocks
             # One more, which the engine does not know: see DecodeGraphs.
             self.decoder.allocate(num_blocks + 1)
@@ -115,12 +127,17 @@ class CudaRunner:
 
     def record(self, progress: Progress) -> None:
         """Chooses kernels and records graphs for decoding on this device; what fails here is not used."""
-        if self._device.type == "cuda":
-            self._choose_products(progress)
-            self._record_steps(progress)
+        self.choose_products(progress)
+        try:
+            self.record_steps(progress)
+        except RunnerUnavailable as reason:
+            progress(f"launching decode steps kernel by kernel, which is slower in small batches: {reason}")
 
     @torch.inference_mode()
-    def _choose_products(self, progress: Progress) -> None:
+    def choose_products(self, progress: Progress) -> None:
+        """Measures which kernels multiply few rows the fastest; on a CPU there is nothing to choose from."""
+        if self._device.type != "cuda":
+            return
         try:
             self.decoder.product = SkinnyGemmTable.measure(self.decoder.linears())
         except (TritonError, RuntimeError) as reason:
@@ -130,15 +147,21 @@ class CudaRunner:
         progress(f"{count} kinds of products with few rows are faster in our kernel than in cuBLAS")
 
     @torch.inference_mode()
-    def _record_steps(self, progress: Progress) -> None:
+    def record_steps(self, progress: Progress) -> None:
+        """Records decode steps; on a CPU nothing is recorded.
+
+        Raises:
+            RunnerUnavailable: they cannot be recorded.
+        """
+        if self._device.type != "cuda":
+            return
         began, free = time.monotonic(), torch.cuda.mem_get_info(self._device)[0]
         max_blocks = -(-self._max_context // BLOCK_SIZE)
         progress(f"recording decode steps for batches of up to {self.max_batch}")
         try:
             self._graphs = DecodeGraphs(self.decoder, self._staging, self.max_batch, max_blocks, self.num_blocks)
-        except (RunnerUnavailable, TritonError, RuntimeError) as reason:  # a lack of memory is a RuntimeError too
-            progress(f"launching decode steps kernel by kernel, which is slower in small batches: {reason}")
-            return
+        except (TritonError, RuntimeError) as error:  # a lack of memory is a RuntimeError too
+            raise RunnerUnavailable(f"decode steps cannot be recorded: {error}") from error
         taken = (free - torch.cuda.mem_get_info(self._device)[0]) >> 20
         seconds = time.monotonic() - began
         progress(f"recorded decode steps for {len(self._graphs.sizes)} batch sizes in {seconds:.1f} s and {taken} MiB")
@@ -148,20 +171,33 @@ class CudaRunner:
         """See ``ModelRunner.move_kv``."""
         self.decoder.move_kv(moves)
 
-    @torch.inference_mode()
     def run(self, step: StepInput) -> StepOutput:
-        """See ``ModelRunner.run``; the tensors stay on the device.
+        """See ``ModelRunner.run``; the tensors stay on the device."""
+        return self.outputs(step)
+
+    @torch.inference_mode()
+    def layers(self, step: StepInput, received: torch.Tensor | None = None) -> torch.Tensor:
+        """What leaves the last layer, [T, hidden]; keys and values of all rows are written.
+
+        Args:
+            received: what enters the first layer, [T, hidden], which is changed; None: the embeddings of the tokens.
+        """
+        return self.decoder.layers(device_step(step, self._staging, self.decoder.tile_rows), received)
+
+    @torch.inference_mode()
+    def outputs(self, step: StepInput, received: torch.Tensor | None = None) -> StepOutput:
+        """`layers`, and then logits and hidden states of the rows that the step names.
 
         While blocks are being restored, even a decode step is launched kernel by kernel: a replay could only begin
         when the last layer is there, while the launches overlap with the copies.
         """
         wait = None if self._kv_blocks is None else self._kv_blocks.layer_wait()
-        replays = wait is None and self._graphs is not None and is_pure_decode(step)
+        replays = wait is None and received is None and self._graphs is not None and is_pure_decode(step)
         if replays and self._graphs is not None and (logits := self._graphs.run(step)) is not None:
             rows = len(step.token_ids)
             padding = (self._graphs.size_for(rows) or rows) - rows
             return StepOutput(logits, self._no_hidden, unfinished=True, padding_rows=padding)
-        logits, hidden = self.decoder(device_step(step, self._staging, self.decoder.tile_rows), wait)
+        logits, hidden = self.decoder(device_step(step, self._staging, self.decoder.tile_rows), wait, received)
         return StepOutput(logits, hidden, unfinished=True)
 
     def _free_memory(self) -> int:
@@ -173,7 +209,9 @@ class CudaRunner:
         self.decoder.allocate(-(-rows // BLOCK_SIZE))
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
-        self.run(single_sequence_step(np.zeros(rows, dtype=np.int32), 0))
+        hidden = torch.zeros(rows, self.config.hidden_size, dtype=self.decoder.dtype, device=self._device)
+        self.outputs(single_sequence_step(np.zeros(rows, dtype=np.int32), 0), hidden)  # not every part embeds tokens
+        del hidden
         torch.cuda.synchronize(self._device)
         needed = torch.cuda.max_memory_allocated(self._device) - before
         self.decoder.allocate(0)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import FileStore, PrefixStore, ProcessGroupGloo, Store
+from torch._C._distributed_c10d import FileStore, ReduceOp
 
 from backend.models.partition import ModelPart
+from backend.runners.parallel.process_group import TIMEOUT, GroupExchange, process_group
 from backend.runners.parallel.shared_exchange import SharedExchange, Unanswered, is_ordered
 
-_TIMEOUT = timedelta(seconds=60)
-"""Of one operation. Ranks that are dead or stopped are noticed sooner, by whoever watches them; this ends the wait for
-one that goes on and never arrives."""
-_LOOPBACK = "127.0.0.1"
+_CPU = torch.device("cpu")
+_LOOK_SECONDS = 50e-6
+"""Between two looks whether a device is done; a step takes milliseconds."""
 
 
 class PeerLost(Exception):
@@ -27,26 +27,44 @@ class PeerLost(Exception):
 class Communicator:
     """Connects a rank with the others, on this host alone. One thread calls it, and all ranks in the same order.
 
+    On a device no operation but `finish` waits for the others: the device does.
+
     Args:
         rendezvous: a file that does not exist, or that other ranks of the same engine have made.
-        shared: uint8, what the ranks of the stage share, as `SharedExchange` wants it.
+        device: where the tensors are that ranks exchange.
+        shared: uint8, what the ranks of the stage share, as `SharedExchange` wants it; None: they share nothing.
 
     Raises:
-        PeerLost: another rank does not connect.
+        PeerLost: another rank does not connect, or what they exchange does not arrive.
     """
 
-    def __init__(self, part: ModelPart, rendezvous: Path, shared: torch.Tensor) -> None:
+    def __init__(
+        self, part: ModelPart, rendezvous: Path, device: torch.device = _CPU, shared: torch.Tensor | None = None
+    ) -> None:
         self._part = part
+        self._device = device
+        self._aborted = False
+        self._groups: list[Any] = []
+        self._stage: SharedExchange | GroupExchange | None = None
         ranks = part.stages * part.tensor_ranks
         with _peer_lost():
             store = FileStore(str(rendezvous), ranks)
-            store.set_timeout(_TIMEOUT)
-            self._all = _group(store, "all", part.rank, ranks)
-            self._stage = self._shared = None
-            if part.tensor_ranks > 1 and is_ordered():
-                self._shared = SharedExchange(shared, part.tensor_rank, part.tensor_ranks, _TIMEOUT.total_seconds())
+            store.set_timeout(TIMEOUT)
+
+            def group(name: str, rank: int, size: int, where: torch.device) -> Any:
+                self._groups.append(process_group(store, name, rank, size, where))
+                return self._groups[-1]
+
+            self._all = group("all", part.rank, ranks, _CPU)
+            # Numbers of the host stay with gloo, whose operations end when another rank does.
+            self._tensors = self._all if device.type == "cpu" else group("devices", part.rank, ranks, device)
+            if part.tensor_ranks > 1 and shared is not None and is_ordered():
+                self._stage = SharedExchange(shared, part.tensor_rank, part.tensor_ranks, TIMEOUT.total_seconds())
             elif part.tensor_ranks > 1:
-                self._stage = _group(store, f"stage {part.stage}", part.tensor_rank, part.tensor_ranks)
+                own = group(f"stage {part.stage}", part.tensor_rank, part.tensor_ranks, device)
+                self._stage = GroupExchange(own, part.tensor_rank)
+        if device.type == "cuda":
+            self._check_sum()
 
     def sum(self, addend: torch.Tensor) -> torch.Tensor:
         """The sum over the ranks of the stage, in the place of the addend; the same bits in each of them.
@@ -55,11 +73,9 @@ class Communicator:
             PeerLost: a rank of the stage does not take part.
         """
         addend = addend.contiguous()
-        with _peer_lost():
-            if self._shared is not None:
-                self._shared.add(addend)
-            elif self._stage is not None and addend.numel():
-                self._stage.allreduce([addend]).wait()
+        if self._stage is not None:
+            with _peer_lost():
+                self._stage.add(addend)
         return addend
 
     def gather(self, part: torch.Tensor, widths: Sequence[int]) -> torch.Tensor | None:
@@ -67,27 +83,28 @@ class Communicator:
 
         Raises as `sum`.
         """
-        if len(widths) == 1:
+        if self._stage is None:
             return part
-        if self._shared is not None:
-            with _peer_lost():
-                return self._shared.gather(part, widths)
-        first, own = self._part.rank - self._part.tensor_rank, self._part.tensor_rank
-        if own:
-            self.send(part, first)()
-            return None
-        others = [
-            self.receive((len(part), width), part.dtype, first + rank) for rank, width in enumerate(widths[1:], start=1)
-        ]
-        return torch.cat([part, *others], dim=1)
+        with _peer_lost():
+            return self._stage.gather(part, widths)
+
+    def least(self, number: int) -> int:
+        """The least of the numbers of all ranks. Raises as `sum`."""
+        numbers = torch.tensor([number])
+        with _peer_lost():
+            self._all.allreduce([numbers], ReduceOp.MIN).wait()
+        return int(numbers)
 
     def send(self, tensor: torch.Tensor, rank: int) -> Callable[[], None]:
-        """Begins to send a tensor; what it returns waits until it has been taken, and raises as `sum` does."""
+        """Begins to send a tensor; what it returns waits until it has been taken, and raises as `sum` does.
+
+        Between two ranks of devices one thing is sent after the other, in either direction.
+        """
         tensor = tensor.contiguous()
         if not tensor.numel():
             return lambda: None
         with _peer_lost():
-            work = self._all.send([tensor], rank, 0)
+            work = self._tensors.send([tensor], rank, 0)
 
         def wait() -> None:
             with _peer_lost():
@@ -99,30 +116,50 @@ class Communicator:
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype, rank: int) -> torch.Tensor:
         """A tensor that another rank sends; its rank sends in the same order as this one receives. Raises as `sum`."""
-        tensor = torch.empty(shape, dtype=dtype)
+        tensor = torch.empty(shape, dtype=dtype, device=self._device)
         if tensor.numel():
             with _peer_lost():
-                self._all.recv([tensor], rank, 0).wait()
+                self._tensors.recv([tensor], rank, 0).wait()
         return tensor
 
+    def finish(self) -> None:
+        """Waits until the device has computed all that was launched; on a CPU everything is.
+
+        Raises:
+            PeerLost: it waits for a rank that does not take part.
+            RuntimeError: the device has failed.
+        """
+        if self._device.type != "cuda":
+            return
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call] # torch's own gap
+        done.record()
+        deadline = time.monotonic() + TIMEOUT.total_seconds()
+        while not done.query() and not self._aborted:  # type: ignore[no-untyped-call] # torch's own gap
+            if time.monotonic() > deadline:
+                raise PeerLost(f"a step has not ended within {TIMEOUT.total_seconds():g} s")
+            time.sleep(_LOOK_SECONDS)
+        if self._aborted:  # what was computed is of operations that have been given up
+            raise PeerLost("a step was given up")
+
     def abort(self) -> None:
-        """Ends the wait for a sum of another thread with PeerLost: a rank is known to be lost."""
-        if self._shared is not None:
-            self._shared.abort()
+        """Ends the waits of another thread with PeerLost, on a device too: a rank is known to be lost."""
+        self._aborted = True
+        if self._stage is not None:
+            self._stage.abort()
+        if self._tensors is not self._all:
+            self._tensors.abort()
 
     def close(self) -> None:
         """Ends the connections; others that wait for this rank to send or to receive get PeerLost."""
-        for group in (self._all, self._stage):
-            if group is not None:
-                group.abort()
+        for group in self._groups:
+            group.abort()
 
-
-def _group(store: Store, name: str, rank: int, size: int) -> Any:
-    # torch publishes no types for the options. Without a device of its own it asks what the host's name resolves to.
-    options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [ProcessGroupGloo.create_device(hostname=_LOOPBACK)]
-    options._timeout = _TIMEOUT
-    return ProcessGroupGloo(PrefixStore(name, store), rank, size, options)
+    def _check_sum(self) -> None:
+        """A first sum among devices: connections between them that do not work are noticed here, within a minute."""
+        total = self.sum(torch.ones(1, device=self._device))
+        self.finish()
+        if int(total) != self._part.tensor_ranks:
+            raise PeerLost(f"the sum of {self._part.tensor_ranks} ones over NCCL is {int(total)}")
 
 
 @contextmanager

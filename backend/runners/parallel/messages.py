@@ -1,6 +1,6 @@
 """What rank 0 and another rank say to each other over a pair of sockets, which only these two have.
 
-    rank 0 → rank    RankJob, Connect, then a StepInput for each step; the end of the stream is the end of the rank
+    rank 0 → rank    RankJob, Connect, then a StepInput for each step, or MoveKv; the end of the stream ends the rank
     rank → rank 0    Beat all the time; Loaded, Connected, or RankError once
 
 A message is its length, eight bytes, and a pickle: it comes from a process of the same engine.
@@ -12,13 +12,14 @@ import pickle
 import socket
 import struct
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backend.models.config import KvDtype, ModelConfig
+from backend.models.config import ModelConfig
 from backend.models.partition import ModelPart
-from backend.quantized_weights.names import Quantization
+from backend.runners.parallel.settings import ParallelSettings
 
 BEAT_SECONDS = 0.5
 """Between two signs of life of a rank."""
@@ -28,30 +29,37 @@ _READ_BYTES = 2**16
 
 @dataclass(frozen=True, slots=True)
 class RankJob:
-    """All that a rank needs to compute its part. Memory is in bytes."""
+    """All that a rank needs to compute its part."""
 
     directory: Path
     config: ModelConfig
     part: ModelPart
-    quantization: Quantization
-    dtype: str
-    """torch's name, such as ``float32``."""
-    kv_dtype: KvDtype
-    num_blocks: int
-    max_context: int
-    threads: int
+    settings: ParallelSettings
     rendezvous: Path
     """Of the communicator."""
-    kv_descriptor: int
-    """File descriptor of the shared KV memory."""
-    kv_bytes: int
-    exchange_descriptor: int
-    """Of the memory by which the ranks of a stage exchange tensors: a part for each stage, one after the other."""
+    shared: SharedDescriptors | None
+    """None: ranks share no memory, for each has a device."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedDescriptors:
+    """File descriptors of memory that all ranks share."""
+
+    kv: int
+    exchange: int
+    """By which the ranks of a stage exchange tensors: a part for each stage, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connect:
     """All ranks have loaded their weights: connect with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveKv:
+    """Copy keys and values, which each rank has of its own, as ``ModelRunner.move_kv`` says."""
+
+    moves: Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)

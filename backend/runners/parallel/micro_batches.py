@@ -11,22 +11,25 @@ from backend.engine.model_runner import StepInput
 
 _PER_STAGE = 2
 """With n stages and m micro-batches of the same cost a step takes (n + m - 1) / m of a stage's time for all rows."""
-_FEWEST_ROWS = 16
-"""Fewer rows take about as long: the weights have to be read for them all the same."""
+CUDA_FEWEST_ROWS = 256
+"""On a device fewer rows take about as long: the weights have to be read for them all the same."""
 _DIVIDED = frozenset(
     {"token_ids", "positions", "slot_mapping", "query_starts", "block_tables", "logits_rows", "hidden_rows"}
 )
 """Fields of which it is known what belongs to a row."""
 
 
-def micro_batches(step: StepInput, stages: int) -> list[StepInput]:
+def micro_batches(step: StepInput, stages: int, fewest_rows: int) -> list[StepInput]:
     """The step as one or more steps, whose outputs, one after the other, are its own.
 
     Rows keep their order, and each is computed after the ones before it in every layer, so a sequence may be divided
     too. A step that says more of its rows than where they are is not divided.
+
+    Args:
+        fewest_rows: of a micro-batch.
     """
     rows = len(step.token_ids)
-    count = min(_PER_STAGE * stages, rows // _FEWEST_ROWS)
+    count = min(_PER_STAGE * stages, rows // fewest_rows)
     if stages == 1 or count < 2 or any(_has_value(step, field.name) for field in fields(step) if _is_other(field.name)):
         return [step]
     ends = [rows * part // count for part in range(count + 1)]

@@ -2,94 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 
 from backend.engine.model_runner import StepInput, StepOutput
-from backend.model_loader.weights import ModelWeights
-from backend.models.config import KvDtype, ModelConfig
-from backend.models.partition import ModelPart, partition
+from backend.models.partition import partition
 from backend.runners.parallel.communicator import Communicator
+from backend.runners.parallel.messages import RankJob
 from backend.runners.parallel.micro_batches import micro_batches
-from backend.runners.parallel.part_exchange import PartExchange
-from backend.runners.torch.kv_memory import KvMemory
-from backend.runners.torch.runner import TorchRunner
+
+
+class LayersRunner(Protocol):
+    """A `ModelRunner` of some layers, the torch runner or the CUDA runner."""
+
+    name: str
+    kernels: str
+    weights_precision: str
+    kv_precision: str
+    num_blocks: int
+
+    def layers(self, step: StepInput, received: torch.Tensor | None = None) -> torch.Tensor:
+        """What leaves the last of its layers, [T, hidden]; keys and values of all rows are written.
+
+        Args:
+            received: what enters the first layer, [T, hidden], which may be changed; None: the tokens' embeddings.
+        """
+        ...
+
+    def outputs(self, step: StepInput, received: torch.Tensor | None = None) -> StepOutput:
+        """`layers`, and then logits and hidden states of the rows that the step names."""
+        ...
+
+    def move_kv(self, moves: Sequence[tuple[int, int]]) -> None:
+        """See ``ModelRunner.move_kv``."""
+        ...
 
 
 class PartRunner:
-    """The torch runner on a part of the model: some layers, and of each some heads and inner features.
+    """A runner on the part of the model that a rank has: some layers, and of each some heads and inner features.
 
     Every rank gets the same steps. Rank 0 gets logits and hidden states from the ranks of the last stage.
 
     Args:
-        config: of the whole model.
-        weights: of the part.
-        memory: keys and values of the whole model; a KV head that several ranks have is written by each of them, with
-            the same numbers up to rounding.
-        others: as in `TorchRunner`.
+        runner: of the part, with a `PartExchange`.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        part: ModelPart,
-        weights: ModelWeights,
-        memory: KvMemory,
-        communicator: Communicator,
-        num_blocks: int,
-        max_context: int,
-        dtype: torch.dtype,
-        kv_dtype: KvDtype,
-    ) -> None:
-        self._part = part
-        last_stage = partition(config, part.tensor_ranks, part.stages)[-part.tensor_ranks :]
+    def __init__(self, job: RankJob, runner: LayersRunner, communicator: Communicator) -> None:
+        part = self._part = job.part
+        last_stage = partition(job.config, part.tensor_ranks, part.stages)[-part.tensor_ranks :]
         self._last = last_stage[0].rank
         self._widths = [len(of.vocabulary) for of in last_stage]
         self._communicator = communicator
-        self._hidden_size = config.hidden_size
-        self._dtype = dtype
-        own = (slice(of.start, of.stop) for of in (part.layers, part.kv_heads))
-        self.runner = TorchRunner(
-            part.config(config),
-            weights,
-            num_blocks,
-            max_context,
-            dtype,
-            kv_dtype,
-            memory=memory.part(*own),
-            exchange=PartExchange(part, communicator),
-        )
+        self._hidden_size = job.config.hidden_size
+        self._dtype: torch.dtype = getattr(torch, job.settings.dtype)
+        self._micro_batch_rows = job.settings.micro_batch_rows
+        self.runner = runner
 
     @torch.inference_mode()
     def run(self, step: StepInput) -> StepOutput | None:
-        """Computes a step on this part; the output is rank 0's alone.
+        """Computes a step on this part, and waits for it; the output is rank 0's alone.
 
         Raises:
             PeerLost: another rank does not take part.
         """
-        part = self._part
-        batches = micro_batches(step, part.stages)
+        part, communicator = self._part, self._communicator
         sent: list[Callable[[], None]] = []
         computed: list[StepOutput] = []
-        for batch in batches:
-            hidden = self.runner.layers(batch, self.runner.embed(batch) if part.is_first else self._received(batch))
+        for batch in micro_batches(step, part.stages, self._micro_batch_rows):
+            received = None if part.is_first else self._received(batch)
             if not part.is_last:
-                sent.append(self._communicator.send(hidden, part.rank + part.tensor_ranks))
+                sent.append(communicator.send(self.runner.layers(batch, received), part.rank + part.tensor_ranks))
                 continue
-            output = self.runner.outputs(batch, hidden)
-            logits = self._communicator.gather(output.logits, self._widths)
-            if logits is None:
-                continue
-            if part.rank == 0:
-                computed.append(StepOutput(logits, output.hidden))
-                continue
-            sent += [self._communicator.send(tensor, 0) for tensor in (logits, output.hidden)]
-        if part.rank == 0 and not part.is_last:
-            computed = [self._collected(batch) for batch in batches]
+            output = self.runner.outputs(batch, received)
+            logits = communicator.gather(output.logits, self._widths)
+            if logits is not None:
+                computed.append(StepOutput(logits, output.hidden, padding_rows=output.padding_rows))
+        output_here = _joined(computed) if computed else None
+        # In one piece and not for each micro-batch: between two devices one thing is sent after the other, and rank 0
+        # sends its last micro-batch before it takes anything.
+        if output_here is not None and part.rank:
+            sent += [communicator.send(tensor, 0) for tensor in (output_here.logits, output_here.hidden)]
+            output_here = None
+        elif part.rank == 0 and not part.is_last:
+            output_here = self._collected(step)
         for wait in sent:
             wait()
-        return _joined(computed) if computed else None
+        communicator.finish()
+        return output_here
+
+    def move_kv(self, moves: Sequence[tuple[int, int]]) -> None:
+        """See ``ModelRunner.move_kv``; of this part alone."""
+        self.runner.move_kv(moves)
 
     def _received(self, batch: StepInput) -> torch.Tensor:
         """What left the last layer of the stage before, [T, hidden]."""
@@ -97,11 +102,11 @@ class PartRunner:
         shape = (len(batch.token_ids), self._hidden_size)
         return self._communicator.receive(shape, self._dtype, part.rank - part.tensor_ranks)
 
-    def _collected(self, batch: StepInput) -> StepOutput:
-        """The output of a micro-batch from the first rank of the last stage."""
+    def _collected(self, step: StepInput) -> StepOutput:
+        """The output of a step from the first rank of the last stage."""
         logits, hidden = (
             self._communicator.receive((len(rows), width), torch.float32, self._last)
-            for rows, width in ((batch.logits_rows, sum(self._widths)), (batch.hidden_rows, self._hidden_size))
+            for rows, width in ((step.logits_rows, sum(self._widths)), (step.hidden_rows, self._hidden_size))
         )
         return StepOutput(logits, hidden)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from backend.engine.model_runner import StepInput
 from backend.errors import EngineLost
 from backend.models.partition import ModelPart
-from backend.runners.parallel.messages import Channel, Connect, Connected, Loaded, RankError, RankJob, pack
+from backend.runners.parallel.messages import Channel, Connect, Connected, Loaded, MoveKv, RankError, RankJob, pack
 
 _SILENT_SECONDS = 5.0
 """A rank that has been silent for so long is stopped, or its machine is out of memory or of processor time."""
@@ -23,7 +23,9 @@ _SILENT_SECONDS_LOADING = 120.0
 """The same before it is ready: libraries and weights are read without a pause for anything else."""
 _START_SECONDS = 3600.0
 """For loading: the largest models come from disks at some hundred MB a second."""
-_CONNECT_SECONDS = 90.0
+_CONNECT_SECONDS = 900.0
+"""For connecting, and on devices for moving the weights there and recording decode steps. What an operation with
+another rank waits is less."""
 _LOOK_SECONDS = 0.2
 _SETTLE_SECONDS = 2.0
 """When a rank loses another one, so long that one's own end is waited for, which says more."""
@@ -105,7 +107,7 @@ class RankProcesses:
         """Waits until each rank is ready for steps. Raises as `wait_loaded`."""
         self._wait(lambda rank: rank.is_connected, _CONNECT_SECONDS, "connected")
 
-    def broadcast(self, message: StepInput | Connect) -> None:
+    def broadcast(self, message: StepInput | MoveKv | Connect) -> None:
         """Sends a message to all of them, with all of its fields. Raises EngineLost: they have failed."""
         packed = pack(message)
         for rank in self._ranks:

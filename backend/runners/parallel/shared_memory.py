@@ -25,6 +25,6 @@ def create(size: int) -> int:
     return descriptor
 
 
-def attach(descriptor: int, size: int) -> torch.Tensor:
-    """The memory as uint8 [size]; what one process writes the others see. It is unmapped when the tensor is freed."""
-    return torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
+def attach(descriptor: int) -> torch.Tensor:
+    """The memory as uint8 [bytes]; what one process writes the others see. It is unmapped when the tensor is freed."""
+    return torch.frombuffer(mmap.mmap(descriptor, 0), dtype=torch.uint8)

@@ -85,17 +85,16 @@ class TorchRunner:
     @torch.inference_mode()
     def run(self, step: StepInput) -> StepOutput:
         """See ``ModelRunner.run``."""
-        return self.outputs(step, self.layers(step, self.embed(step)))
+        return self.outputs(step)
 
     @torch.inference_mode()
-    def embed(self, step: StepInput) -> torch.Tensor:
-        """What enters the first layer, [T, hidden]."""
-        token_ids = torch.from_numpy(step.token_ids).long()
-        return self._exchange.lookup(self._embedding, token_ids) * self._embedding_scale
+    def layers(self, step: StepInput, received: torch.Tensor | None = None) -> torch.Tensor:
+        """What leaves the last layer, [T, hidden]; keys and values of all rows are written.
 
-    @torch.inference_mode()
-    def layers(self, step: StepInput, hidden: torch.Tensor) -> torch.Tensor:
-        """What leaves the last layer, [T, hidden]; keys and values of all rows are written."""
+        Args:
+            received: what enters the first layer, [T, hidden]; None: the embeddings of the step's tokens.
+        """
+        hidden = self._embed(step) if received is None else received
         attention = StepAttention(step, self.config)
         positions = torch.from_numpy(step.positions).long()
         angles = {rope: table[positions].unsqueeze(1) for rope, table in self._rotations.items()}
@@ -109,8 +108,9 @@ class TorchRunner:
         return hidden
 
     @torch.inference_mode()
-    def outputs(self, step: StepInput, hidden: torch.Tensor) -> StepOutput:
-        """Logits and hidden states of the rows that the step names, of what left the last layer."""
+    def outputs(self, step: StepInput, received: torch.Tensor | None = None) -> StepOutput:
+        """`layers`, and then logits and hidden states of the rows that the step names."""
+        hidden = self.layers(step, received)
         wanted = self._last_norm(hidden[torch.from_numpy(step.logits_rows).long()])
         states = self._last_norm(hidden[torch.from_numpy(step.hidden_rows).long()])
         logits = self._head(wanted).float()
@@ -120,6 +120,10 @@ class TorchRunner:
     def move_kv(self, moves: Sequence[tuple[int, int]]) -> None:
         """See ``ModelRunner.move_kv``."""
         self._memory.move(moves)
+
+    def _embed(self, step: StepInput) -> torch.Tensor:
+        token_ids = torch.from_numpy(step.token_ids).long()
+        return self._exchange.lookup(self._embedding, token_ids) * self._embedding_scale
 
     def _last_norm(self, x: torch.Tensor) -> torch.Tensor:
         return _rms_norm(x, self._norm, self.config.rms_norm_eps)
@@ -145,7 +149,8 @@ class _Layer:
         self._key_norm = _float(weights.key_norm)
         self._qkv = TorchLinear((weights.query, weights.key, weights.value), dtype, table)
         self._sum = exchange.sum
-        self._output = exchange.projection(weights.output, dtype, table)
+        self._output = TorchLinear((weights.output,), dtype, table)
+        self._project = exchange.projection(weights.output)
         self._attention_output_norm = _float(weights.attention_output_norm)
         self._mlp_norm = weights.post_attention_norm.float()
         self._mlps = [_Mlp(mlp, config.activation, dtype, table, exchange) for mlp in weights.mlps]
@@ -166,7 +171,7 @@ class _Layer:
 
     def add_attention(self, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
         """Projects what attention mixed and adds it to the residual stream."""
-        added = self._sum(self._output(mixed.flatten(1)))
+        added = self._sum(self._project(mixed.flatten(1), self._output))
         return hidden + self._normed_output(added, self._attention_output_norm)
 
     def add_mlp(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -189,13 +194,14 @@ class _Mlp:
         self, weights: Mlp, activation: Activation, dtype: torch.dtype, table: KernelTable, exchange: Exchange
     ) -> None:
         self._gate_up = TorchLinear((weights.gate, weights.up), dtype, table)
-        self._down = exchange.projection(weights.down, dtype, table)
+        self._down = TorchLinear((weights.down,), dtype, table)
+        self._project = exchange.projection(weights.down)
         self._activation = activation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self._gate_up(x).chunk(2, dim=-1)
         activated = functional.silu(gate) if self._activation == "silu" else functional.gelu(gate, approximate="tanh")
-        return self._down(activated * up)
+        return self._project(activated * up, self._down)
 
 
 def _mixture(x: torch.Tensor, router: torch.Tensor, mlps: list[_Mlp], experts: Experts) -> torch.Tensor:

@@ -13,17 +13,23 @@ from backend.runners.errors import RunnerUnavailable
 
 @given(free=st.integers(0, 2**38), block_bytes=st.integers(1, 2**24), share=st.floats(0, 1))
 def test_blocks_leave_a_tenth_of_the_memory_free(free: int, block_bytes: int, share: float) -> None:
-    """The blocks and the spare one leave a tenth of the memory free, and a requested size is met or refused."""
+    """The blocks and the spare one leave a tenth of the memory free, and a requested size is met or refused.
+
+    It is the size of whole blocks, of which the device may have a third each.
+    """
     try:
-        fitting = blocks_that_fit(free, block_bytes, None)
+        fitting = blocks_that_fit(free, block_bytes, None, 3 * block_bytes)
     except RunnerUnavailable:
         assert int(free * 0.9) < 2 * block_bytes
         return
     assert (fitting + 1) * block_bytes <= free * 0.9 < (fitting + 3) * block_bytes
     asked = max(block_bytes, int(share * fitting * block_bytes))
-    assert blocks_that_fit(free, block_bytes, asked) == asked // block_bytes
+    assert blocks_that_fit(free, block_bytes, asked, block_bytes) == asked // block_bytes
     with pytest.raises(ModelError, match=f"expected at most {fitting * block_bytes}"):
-        blocks_that_fit(free, block_bytes, (fitting + 1) * block_bytes)
+        blocks_that_fit(free, block_bytes, (fitting + 1) * block_bytes, block_bytes)
+    assert blocks_that_fit(free, block_bytes, 3 * asked, 3 * block_bytes) == asked // block_bytes
+    with pytest.raises(ModelError, match=f"expected at most {fitting * 3 * block_bytes}"):
+        blocks_that_fit(free, block_bytes, (fitting + 1) * 3 * block_bytes, 3 * block_bytes)
 
 
 @pytest.mark.parametrize(
@@ -40,4 +46,4 @@ def test_too_little_memory_is_refused_with_the_limit(
 ) -> None:
     """Too little memory is refused with the option, its value and what would be right."""
     with pytest.raises(kind, match=sentence):
-        blocks_that_fit(free, 1000, asked)
+        blocks_that_fit(free, 1000, asked, 1000)

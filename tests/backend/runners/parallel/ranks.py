@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,12 +16,18 @@ from backend.models.config import KvDtype, ModelConfig
 from backend.models.partition import partition
 from backend.quantization.selection.choice import quantised
 from backend.quantized_weights.names import Quantization
-from backend.runners.parallel.runner import ParallelRunner, ParallelSettings
+from backend.runners.parallel.runner import ParallelRunner
+from backend.runners.parallel.settings import DeviceSettings, ParallelSettings
 from backend.runners.torch.runner import TorchRunner
 from tests.backend.random_models import Paged, step_of
 
+if TYPE_CHECKING:
+    from backend.runners.cuda.runner import CudaRunner
+
 CONTEXT = 256
 BLOCKS = 24
+BATCH = 4
+INTERPRETED = DeviceSettings("cpu", None, BATCH, 128)
 
 
 def model_config(directory: Path) -> ModelConfig:
@@ -36,14 +42,28 @@ def one_rank(directory: Path, quantization: Quantization = "none", kv_dtype: KvD
     return TorchRunner(config, weights, BLOCKS, CONTEXT, kv_dtype=kv_dtype)
 
 
+def one_device(directory: Path, quantization: Quantization = "none") -> CudaRunner:
+    """A saved model with the kernels for devices, interpreted."""
+    from backend.runners.cuda.runner import CudaRunner  # interprets if a test of the backend has said so
+
+    config = model_config(directory)
+    weights, _ = quantised(load_weights(directory, config), quantization)
+    return CudaRunner(config, weights, BLOCKS, CONTEXT, BATCH, torch.float32, "cpu")
+
+
 @contextmanager
 def many_ranks(
-    directory: Path, tensor: int, stages: int = 1, quantization: Quantization = "none", kv_dtype: KvDtype = "auto"
+    directory: Path,
+    tensor: int,
+    stages: int = 1,
+    quantization: Quantization = "none",
+    kv_dtype: KvDtype = "auto",
+    devices: DeviceSettings | None = None,
 ) -> Iterator[ParallelRunner]:
     """The same on ``tensor * stages`` ranks."""
     config = model_config(directory)
     parts = partition(config, tensor, stages)
-    settings = ParallelSettings(parts, quantization, "float32", kv_dtype, BLOCKS, CONTEXT, threads=1)
+    settings = ParallelSettings(parts, quantization, "float32", kv_dtype, BLOCKS, CONTEXT, threads=1, devices=devices)
     runner = ParallelRunner(
         config, directory, settings, lambda part: load_part(directory, config, part, quantization)[0]
     )

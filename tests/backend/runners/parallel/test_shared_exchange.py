@@ -37,7 +37,7 @@ def take_part(descriptor: int, rank: int, ranks: int) -> None:
     at other rows.
     """
     torch.set_num_threads(1)
-    exchange = SharedExchange(shared_memory.attach(descriptor, size_of(ranks)), rank, ranks, DEADLINE)
+    exchange = SharedExchange(shared_memory.attach(descriptor), rank, ranks, DEADLINE)
     for number in range(ROUNDS):
         for shape in SHAPES:
             for dtype in DTYPES:
