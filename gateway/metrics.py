@@ -181,6 +181,12 @@ def _of_host(name: str, text: str) -> Gauge:
 
 semantic_available = _of_host("semantic_available", "1 where the semantic cache answers.")
 semantic_entries = _of_host("semantic_entries", "Answered questions that the semantic cache knows.")
+semantic_embedder_available = _of_host(
+    "semantic_embedder_available", "0 while the embedding server does not answer; always 1 without a server."
+)
+semantic_embedder_failures = _of_host(
+    "semantic_embedder_failures", "Calls of the embedding server without a result, since the semantic cache started."
+)
 semantic_labels = _of_host("semantic_labels", "Judgements that the policy has learned from, as many as still count.")
 semantic_delta = _of_host("semantic_delta", "The highest share of wrong answers that the settings allow.")
 semantic_wrong_ratio = _of_host("semantic_wrong_ratio", "Wrong answers per request, estimated from audits.")

@@ -71,6 +71,7 @@ def _config(settings: Settings, redis: str, socket: Path) -> dict[str, object]:
     del given["mode"]
     return {
         **given,
+        "model_key": str(settings.semantic.model_key or ""),
         "judge_key": str(settings.semantic.judge_key or ""),
         "encryption_keys": encryption_keys(settings.encryption),
         "socket": str(socket),

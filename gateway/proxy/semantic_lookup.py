@@ -181,6 +181,8 @@ class SemanticLookup:
         metrics.semantic_available.set(bool(figures["available"]))
         if figures["available"]:
             metrics.semantic_entries.set(figures["entries"])
+            metrics.semantic_embedder_available.set(bool(figures["embedder"]["available"]))
+            metrics.semantic_embedder_failures.set(figures["embedder"]["failures"])
             metrics.show_policy(figures["policy"])
 
     def _join_or_ask(self, client: SemanticClient, ask: LookupRequest) -> SemanticQuery:

@@ -90,7 +90,19 @@ class SemanticSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     threshold: Annotated[float, Meta(gt=0, le=1, description="a cosine similarity, more than 0 and at most 1")] = 0.95
     """The lowest similarity that the policy `threshold` serves."""
     model: Text = "default"
-    """The embedding model: `default`, a folder, or the name of a sentence-transformers model in the local hub cache."""
+    """The embedding model: `default`, a folder, or the name of a sentence-transformers model in the local hub cache;
+    with `model_url` its name at that server.
+    """
+    model_url: Annotated[str, Meta(description="the URL of a server, such as http://127.0.0.1:8000/v1")] = ""
+    """A server with OpenAI's embeddings API that computes the vectors (TEI, vLLM, a gateway); without one this host
+    does. While it does not answer within `deadline`, no similar question is found, and requests go on without.
+    """
+    model_key: Annotated[Secret | None, Meta(description="text that is not empty")] = None
+    """The API key for that server."""
+    model_prompt: Annotated[str | None, Meta(description="text, which may be empty")] = None
+    """What is put before each question, such as `query: ` for E5; by default what the files of a model say, and nothing
+    for a server's.
+    """
     deadline: PositiveSeconds = 0.05
     """How long a request waits for the semantic cache; then it goes on without it."""
     audit_share: Annotated[float, Meta(ge=0, le=1, description="a share from 0 to 1")] = 0.02

@@ -99,7 +99,7 @@ def check_upstream(url: str) -> None:
         raise InvalidValue("expected a base URL, without anything from `?` or `#` on")
 
 
-def check_judge(url: str) -> None:
+def check_model_server(url: str) -> None:
     """The base URL of an OpenAI-compatible server. Raises ValueError for others."""
     if url.startswith("mock:"):
         raise ValueError

@@ -11,7 +11,7 @@ from typing import Any, get_origin
 
 import msgspec
 
-from gateway.settings.fields import SettingsConflict, SettingsError, check_judge, check_store, check_upstream
+from gateway.settings.fields import SettingsConflict, SettingsError, check_model_server, check_store, check_upstream
 from gateway.settings.prefix_defaults import INDEX_VARIABLE, SECRET_VARIABLE
 from gateway.settings.refusals import (
     PREFIX,
@@ -86,8 +86,9 @@ def _check(layer: Layer, settings: Settings) -> None:
             path = (*path, "url")
         _check_url(layer, path, server.url, check_upstream)
     _check_url(layer, ("redis",), settings.redis, check_store)
-    if settings.semantic.judge_url:
-        _check_url(layer, ("semantic", "judge_url"), settings.semantic.judge_url, check_judge)
+    for name in ("judge_url", "model_url"):
+        if url := getattr(settings.semantic, name):
+            _check_url(layer, ("semantic", name), url, check_model_server)
 
 
 def _check_url(layer: Layer, path: Keys, url: str, check: Any) -> None:
@@ -104,6 +105,10 @@ def _check_all(settings: Settings) -> None:
         raise SettingsConflict(
             ("semantic", missing), ": expected one, for a judge is a model of a server; both, or none"
         )
+    if settings.semantic.model_url and settings.semantic.model == "default":
+        raise SettingsConflict(("semantic", "model"), ": expected the name of a model at the server of model_url")
+    if settings.semantic.model_key and not settings.semantic.model_url:
+        raise SettingsConflict(("semantic", "model_url"), ": expected a server's URL, for there is a key for it")
     names: set[str] = set()
     for number, server in enumerate(settings.servers):
         if server.name in names:

@@ -121,7 +121,7 @@ def test_wheel_holds_the_five_packages_and_nothing_else(wheel: Path) -> None:
         "prefix_store/index/match.lua",
         "backend/runners/fused/step/fused_step.cpp",
         "backend/runners/fused/step/simd.h",
-        "cache/semantic/embedding/bert.cpp",
+        "cache/semantic/embedding/native/bert.cpp",
         "backend/quantization/calibration/wikitext-2-valid.txt.gz",
     ],
 )

@@ -1,4 +1,4 @@
-"""Vectors of texts for an event loop: one thread computes, and texts that come meanwhile are its next batch."""
+"""Vectors of texts for an event loop: one call at a time computes, and texts that come meanwhile are its next batch."""
 
 import asyncio
 import math
@@ -6,16 +6,16 @@ import os
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from cache.semantic.embedding.encoder import Encoder
-from cache.semantic.embedding.errors import EmbedderBusy, EmbeddingFailed
+from cache.semantic.embedding.encoder import Encoder, Vectors
+from cache.semantic.embedding.errors import EmbedderBusy, EmbeddingError, EmbeddingFailed
 
 T = TypeVar("T")
 
@@ -30,6 +30,65 @@ _YIELD_OF_TOKEN = 1e-3
 _NEWEST = 0.1
 
 _NICE = 10
+
+
+class Model(Protocol):
+    """An embedding model, wherever it is computed. The embedder calls it once at a time."""
+
+    name: str
+    """Of the model and of its runtime, for display."""
+    fingerprint: str
+    """Vectors of different fingerprints must never be compared."""
+    dimensions: int
+    failures: int
+    """Calls without a result, so far."""
+
+    @property
+    def is_available(self) -> bool:
+        """False while it is known that a call would fail."""
+        ...
+
+    async def wait_available(self) -> None: ...
+
+    async def lengths(self, texts: list[str]) -> list[int]:
+        """About how many tokens the model would read of each text."""
+        ...
+
+    async def encode(self, texts: list[str]) -> Vectors:
+        """As `Encoder.encode`."""
+        ...
+
+    async def close(self) -> None:
+        """Let a running call end."""
+        ...
+
+
+class _InThread:
+    """An encoder of this process, in a thread of its own."""
+
+    def __init__(self, encoder: Encoder, patient: bool) -> None:
+        self.name, self.fingerprint, self.dimensions = encoder.name, encoder.fingerprint, encoder.dimensions
+        self.failures = 0
+        self.is_available = True
+        self._encoder = encoder
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix="embedder", initializer=_yield_to_others if patient else None
+        )
+
+    async def wait_available(self) -> None:
+        return
+
+    async def lengths(self, texts: list[str]) -> list[int]:
+        return await self._run(lambda: [self._encoder.length(text) for text in texts])
+
+    async def encode(self, texts: list[str]) -> Vectors:
+        return await self._run(lambda: self._encoder.encode(texts))
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._thread.shutdown)
+
+    async def _run(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
 
 class _Waiting:
@@ -47,26 +106,20 @@ class _Waiting:
 
 
 class Embedder:
-    """Embeds texts in a thread of its own; use it through `open_embedder`.
+    """Embeds texts one batch after the other; use it through `open_embedder`.
 
-        thread   │ a │ b c d │ e │
+        calls    │ a │ b c d │ e │
         texts    a b c d     e
 
     Only the event loop that opened it may use it. A vector depends on its text alone, but for its last bits.
     """
 
-    def __init__(self, encoder: Encoder, patient: bool, patience: float) -> None:
-        self.name = encoder.name
-        self.fingerprint = encoder.fingerprint
-        self.dimensions = encoder.dimensions
+    def __init__(self, model: Model, patience: float) -> None:
+        self.model = model
         self.texts = 0
         """Computed so far."""
         self.calls = 0
-        """Of the encoder, so far: texts / calls is the mean size of a batch."""
-        self._encoder = encoder
-        self._thread = ThreadPoolExecutor(
-            1, thread_name_prefix="embedder", initializer=_yield_to_others if patient else None
-        )
+        """Of the model, so far: texts / calls is the mean size of a batch."""
         self._waiting: list[_Waiting] = []
         self._under_way = 0
         self._began = math.inf
@@ -89,11 +142,13 @@ class Embedder:
     async def embed(self, text: str) -> npt.NDArray[np.float32]:
         """The unit vector of a text, float32 [dimensions].
 
-        Raises EmbedderBusy at once if it would not be in time, and EmbeddingFailed if the model gives no vector. A
-        cancelled caller costs nothing more: a text is computed only if a caller still waits.
+        Raises EmbedderBusy at once if it would not be in time, and EmbeddingFailed if the model gives no vector or is
+        known to be unavailable. A cancelled caller costs nothing more: a text is computed only if a caller still waits.
         """
         if self._closed:
             raise EmbeddingFailed("the embedder is closed")
+        if not self.model.is_available:
+            raise EmbeddingFailed(f"{self.model.name} is unavailable")
         if self._is_busy():
             self._forget_who_left()
         if self._is_busy():
@@ -121,7 +176,7 @@ class Embedder:
         for each in self._waiting:
             _fail(each, EmbeddingFailed("the embedder is closed"))
         self._waiting.clear()
-        await asyncio.to_thread(self._thread.shutdown)
+        await self.model.close()
 
     def _is_busy(self) -> bool:
         wait = max((len(self._waiting) + self._under_way) * self._text_seconds, self.seconds_under_way)
@@ -151,7 +206,7 @@ class Embedder:
         return batch
 
     async def _measure(self, texts: list[_Waiting]) -> None:
-        lengths = await self._in_thread(texts, lambda: [self._encoder.length(each.text) for each in texts])
+        lengths = await self._called(texts, self.model.lengths([each.text for each in texts]))
         for each, length in zip(texts, lengths or [], strict=False):
             each.tokens = length
 
@@ -160,7 +215,7 @@ class Embedder:
         self.texts += len(batch)
         self._under_way = len(batch)
         self._began = time.monotonic()
-        vectors = await self._in_thread(batch, lambda: self._encoder.encode([each.text for each in batch]))
+        vectors = await self._called(batch, self.model.encode([each.text for each in batch]))
         self._text_seconds += _NEWEST * (self.seconds_under_way / len(batch) - self._text_seconds)
         self._under_way, self._began = 0, math.inf
         for each, vector in zip(batch, [] if vectors is None else vectors, strict=False):
@@ -170,14 +225,18 @@ class Embedder:
                 # A copy: a row would keep the vectors of the whole batch.
                 each.vector.set_result(vector.copy())
 
-    async def _in_thread(self, of: list[_Waiting], call: Callable[[], T]) -> T | None:
-        """The result of a call in the thread. None if it failed; its callers have the error."""
+    async def _called(self, of: list[_Waiting], call: Awaitable[T]) -> T | None:
+        """The result of a call of the model. None if it failed; its callers have the error."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+            return await call
         except asyncio.CancelledError:
             for each in of:
                 _fail(each, EmbeddingFailed("the embedder is closed"))
             raise
+        except EmbeddingError as error:
+            for each in of:
+                _fail(each, EmbeddingFailed(str(error)), error)
+            return None
         except Exception as error:  # noqa: BLE001  Runtimes raise any exception; each caller gets it.
             for each in of:
                 _fail(each, EmbeddingFailed(f"the embedding model failed: {type(error).__name__}"), error)
@@ -191,7 +250,14 @@ async def open_embedder(encoder: Encoder, patient: bool = False, patience: float
     A `patient` one is for background work: its thread has a low priority, so that its texts, which may take fifty
     milliseconds and cannot be interrupted, do not delay other embedders.
     """
-    embedder = Embedder(encoder, patient, patience)
+    async with open_model(_InThread(encoder, patient), patience) as embedder:
+        yield embedder
+
+
+@asynccontextmanager
+async def open_model(model: Model, patience: float = math.inf) -> AsyncIterator[Embedder]:
+    """As `open_embedder`, for a model wherever it is computed."""
+    embedder = Embedder(model, patience)
     worker = asyncio.create_task(embedder.work(), name="embedder")
     try:
         yield embedder

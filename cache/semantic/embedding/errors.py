@@ -3,8 +3,9 @@
 CacheError
 └── EmbeddingError
     ├── ModelUnusable       the configured model is missing or cannot be read: the semantic cache does not start
+    ├── ModelChanged        a server has another model under the name of the former one: the process starts anew
     ├── EmbedderBusy        so many texts wait that another would be late
-    ├── EmbeddingFailed     the model gave no vector of this text; others may work
+    ├── EmbeddingFailed     the model gave no vector of this text, or its server is down; others may work
     ├── ExportUnavailable   no exported form of the model may be used: torch computes it instead
     └── NativeUnavailable   the compiled encoder lacks the model or the machine: ONNX Runtime computes it
 """
@@ -18,6 +19,10 @@ class EmbeddingError(CacheError):
 
 class ModelUnusable(EmbeddingError):
     """The message names the setting, what is wrong with its value, and what would be right."""
+
+
+class ModelChanged(EmbeddingError):
+    """The message names the model and its server."""
 
 
 class EmbedderBusy(EmbeddingError):

@@ -1,6 +1,6 @@
 """Writes a sentence-transformers model as an ONNX graph: a program, run once for a model.
 
-    python -m cache.semantic.embedding.export NAME MODEL_FOLDER TARGET_FOLDER
+    python -m cache.semantic.embedding.export NAME MODEL_FOLDER TARGET_FOLDER [--prompt=TEXT]
 
 It traces the library's own chain of modules (transformer, pooling, dense layers, normalisation), so that there is no
 second description of them that could be wrong. For a model that cannot be traced it writes a file with the reason.
@@ -135,10 +135,11 @@ def main() -> int:
     parser.add_argument("name")
     parser.add_argument("model", type=Path, metavar="MODEL_FOLDER")
     parser.add_argument("target", type=Path, metavar="TARGET_FOLDER")
+    parser.add_argument("--prompt", help="is put before every text, in place of the model's own")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     try:
-        export(ModelFiles(arguments.name, arguments.model), arguments.target)
+        export(ModelFiles(arguments.name, arguments.model, arguments.prompt), arguments.target)
     except (ModelUnusable, OSError) as error:
         print(error, file=sys.stderr)
         return 1

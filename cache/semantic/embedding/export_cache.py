@@ -87,14 +87,15 @@ def _run(files: ModelFiles, target: Path) -> None:
     # A process of its own: torch and the exporter take a gigabyte that a serving process would never release. -P: the
     # program is the installed one, not one in the current directory.
     program = (sys.executable, "-P", "-m", "cache.semantic.embedding.export")
+    prompt = () if files.prompt is None else (f"--prompt={files.prompt}",)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     try:
         # torch leaves a folder among the temporary files.
         with tempfile.TemporaryDirectory(prefix=f"{target.name}-", dir=target.parent) as temporary:
             done = subprocess.run(  # noqa: S603  our own program
-                [*program, files.name, str(files.folder), str(target)], env={**environment, "TMPDIR": temporary},
-                timeout=_LONGEST_EXPORT, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-                check=False,
+                [*program, *prompt, files.name, str(files.folder), str(target)],
+                env={**environment, "TMPDIR": temporary}, timeout=_LONGEST_EXPORT, stdin=subprocess.DEVNULL,
+                capture_output=True, text=True, errors="replace", check=False,
             )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise ExportUnavailable(f"its export took more than {_LONGEST_EXPORT:.0f} s") from error

@@ -11,18 +11,19 @@ from cache.semantic.embedding.model_files import SETTING, ModelFiles, find_model
 log = logging.getLogger(__name__)
 
 
-def load_encoder(model: str, cache: Path, threads: int = 1) -> Encoder:
+def load_encoder(model: str, cache: Path, threads: int = 1, prompt: str | None = None) -> Encoder:
     """The encoder of a model, ready. Blocks: seconds, and about half a minute when the model is exported first.
 
     Args:
         model: "default", a folder, or the name of a model in this machine's hub cache.
         cache: folder where exported models are kept.
         threads: of one computation; the compiled encoder always has one.
+        prompt: put before every text; None for what the model's own files say.
 
     Raises:
         ModelUnusable: the model is not there or cannot be read, or the packages that it needs are not installed.
     """
-    files = find_model(model)
+    files = find_model(model, prompt)
     fingerprint = files.fingerprint()
     try:
         return _of_export(files, fingerprint, cache, threads)
@@ -42,7 +43,7 @@ def _of_export(files: ModelFiles, fingerprint: str, cache: Path, threads: int) -
     folder, manifest = exported(files, fingerprint, cache)
     try:
         try:
-            from cache.semantic.embedding.native_encoder import NativeEncoder
+            from cache.semantic.embedding.native.encoder import NativeEncoder
 
             return NativeEncoder(files, fingerprint, folder, manifest)
         except NativeUnavailable as reason:

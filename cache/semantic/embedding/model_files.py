@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import xxhash
 
 from cache.semantic.embedding.errors import ModelUnusable
@@ -18,17 +19,22 @@ _OWNER = "sentence-transformers"
 _OTHER_FOLDERS = {"onnx", "openvino"}
 _PAGES = {".md", ".png", ".jpg"}
 _CHUNK = 1 << 20
+_PROMPTS_FILE = "config_sentence_transformers.json"
 
 
 class ModelFiles(NamedTuple):
-    """A folder as sentence-transformers writes it."""
+    """A folder as sentence-transformers writes it.
+
+    `prompt` is put before every text; None for the model's default prompt, if it has one.
+    """
 
     name: str
     folder: Path
+    prompt: str | None = None
 
     def fingerprint(self) -> str:
-        """XXH3-128, hex, of the names and bytes of all files that can change a vector."""
-        digest = xxhash.xxh3_128()
+        """XXH3-128, hex, of the names and bytes of all files that can change a vector, and of the prompt."""
+        digest = xxhash.xxh3_128(b"" if self.prompt is None else f"prompt\0{self.prompt}\0".encode())
         for path in sorted(self.folder.rglob("*")):
             relative = path.relative_to(self.folder)
             hidden = any(part.startswith(".") for part in relative.parts)
@@ -39,6 +45,22 @@ class ModelFiles(NamedTuple):
         return digest.hexdigest()
 
 
+class _Prompts(msgspec.Struct):
+    """Of `config_sentence_transformers.json`."""
+
+    prompts: dict[str, str] | None = None
+    default_prompt_name: str | None = None
+
+
+def _query_prompt(folder: Path) -> str | None:
+    """The model's prompt for questions, such as "query: ", where the library would not use it by default."""
+    try:
+        said = msgspec.json.decode((folder / _PROMPTS_FILE).read_bytes(), type=_Prompts)
+    except (OSError, msgspec.DecodeError):  # sentence-transformers says what is wrong when it loads the model
+        return None
+    return None if said.default_prompt_name else (said.prompts or {}).get("query") or None
+
+
 def add_file(digest: "xxhash.xxh3_128", path: Path) -> None:
     """Put the bytes of a file into a digest."""
     with path.open("rb") as file:
@@ -46,13 +68,14 @@ def add_file(digest: "xxhash.xxh3_128", path: Path) -> None:
             digest.update(chunk)
 
 
-def find_model(model: str) -> ModelFiles:
+def find_model(model: str, prompt: str | None = None) -> ModelFiles:
     """The files of a model: "default", a folder, or the name of one that the machine's hub cache holds.
 
-    Raises ModelUnusable; never downloads.
+    `prompt` is put before every text, in place of what the model's own files say. Raises ModelUnusable; never
+    downloads.
     """
     if model == DEFAULT:
-        return ModelFiles("all-MiniLM-L6-v2", _default_folder())
+        return ModelFiles("all-MiniLM-L6-v2", _default_folder(), prompt)
     if not model:
         raise ModelUnusable(f"{SETTING}: it is empty; write {DEFAULT!r}, a folder, or the name of a model")
     folder = Path(model).expanduser()
@@ -65,7 +88,8 @@ def find_model(model: str) -> ModelFiles:
             f"{SETTING}: the folder {model!r} has neither modules.json nor config.json, so it is not a"
             " sentence-transformers model; name the folder that SentenceTransformer.save_pretrained wrote"
         )
-    return ModelFiles(folder.name if Path(model).exists() else model, folder)
+    name = folder.name if Path(model).exists() else model
+    return ModelFiles(name, folder, _query_prompt(folder) if prompt is None else prompt)
 
 
 def _default_folder() -> Path:

@@ -50,4 +50,6 @@ def open_model(files: ModelFiles) -> SentenceTransformer:
         raise ModelUnusable(
             f"{SETTING}: sentence-transformers cannot load {files.name!r} from {files.folder}: {reason}"
         ) from error
+    if files.prompt is not None:
+        model.prompts, model.default_prompt_name = {"query": files.prompt}, "query"
     return model.eval()

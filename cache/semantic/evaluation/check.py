@@ -1,9 +1,11 @@
-"""``python -m cache.semantic.evaluation.check MODEL FOLDER``: whether an embedding model could be served, and by what.
+"""``python -m cache.semantic.evaluation.check SETTINGS``: whether an embedding model could be served, and by what.
 
-``keepgate doctor`` runs it. It prints a JSON object for each finding, with ``check``, ``status`` (ok, warning or
-problem), ``summary`` and ``advice``. Nothing is exported: a model without an export is only looked for.
+``keepgate doctor`` runs it; settings are JSON, without the key, which is in the environment. It prints a JSON object
+for each finding, with ``check``, ``status`` (ok, warning or problem), ``summary`` and ``advice``. Nothing is exported:
+a model without an export is only looked for.
 """
 
+import asyncio
 import json
 import logging
 import os
@@ -11,17 +13,33 @@ import sys
 import time
 from pathlib import Path
 
+import aiohttp
+import msgspec
+
 from cache.semantic.embedding.errors import EmbeddingError, ModelUnusable, NativeUnavailable
 from cache.semantic.embedding.export_cache import export_folder
 from cache.semantic.embedding.load import load_encoder
 from cache.semantic.embedding.model_files import ModelFiles, find_model
-from cache.semantic.embedding.native_build import native_library
+from cache.semantic.embedding.native.build import native_library
+from cache.semantic.embedding.server import EmbeddingServer, first_vector
 
 _CHECK = "semantic cache"
 _TEXT = "What is the capital of France?"
+_KEY = "KEEPGATE_SEMANTIC_MODEL_KEY"
 _TIMES = 5
+_SERVER_SECONDS = 10.0
 _WIDE_LANES = 16
 _COMPILER = "install g++ (Debian: apt-get install g++), or name a compiler with CXX"
+
+
+class Asked(msgspec.Struct):
+    """The settings, by the names that they have in the service's config."""
+
+    model: str
+    models: str
+    model_url: str = ""
+    model_prompt: str | None = None
+    deadline: float = 0.05
 
 
 class _Messages(logging.Handler):
@@ -35,14 +53,17 @@ class _Messages(logging.Handler):
         self.said.append(record.getMessage())
 
 
-def main(words: list[str]) -> int:
+def main(asked: Asked) -> int:
     """Print the findings; returns the exit status."""
-    model, cache = words[0], Path(words[1])
+    if asked.model_url:
+        asyncio.run(_check_server(asked))
+        return 0
+    cache = Path(asked.models)
     try:
-        files = find_model(model)
+        files = find_model(asked.model, asked.model_prompt)
         fingerprint = files.fingerprint()
         if export_folder(fingerprint, cache).exists():
-            _check_encoder(model, cache)
+            _check_encoder(asked, cache)
         else:
             _say("ok", f"{files.name} is there; it is exported at the first start, which takes half a minute")
             _check_native(files, cache)
@@ -53,14 +74,45 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def _check_encoder(model: str, cache: Path) -> None:
-    """Load the model as the service does, which compares its vectors with those of the reference."""
+async def _check_server(asked: Asked) -> None:
+    """Ask the server as the service does; it has the time of a background call."""
+    server = EmbeddingServer(asked.model_url, asked.model, os.environ.get(_KEY, ""), asked.model_prompt or "")
+    messages = _listening("cache.stores.breaker")
+    taken = []
+    try:
+        async with aiohttp.ClientSession() as session, asyncio.timeout(_SERVER_SECONDS):
+            vector = await first_vector(session, server, _SERVER_SECONDS / 2)
+            for _ in range(_TIMES):
+                began = time.perf_counter()
+                await first_vector(session, server, _SERVER_SECONDS / 2)
+                taken.append(time.perf_counter() - began)
+    except TimeoutError:
+        reason = next(iter(messages.said), f"{server.name} does not answer in time")
+        _say("problem", reason, "start that server, or correct semantic.model_url, model or model_key")
+        return
+    said = f"{server.name}, {len(vector)} dimensions: {min(taken) * 1000:.1f} ms for a short question"
+    if min(taken) > asked.deadline / 2:
+        _say(
+            "warning", f"{said}, of {asked.deadline * 1000:g} ms in all", "set semantic.deadline to twice that or more"
+        )
+    else:
+        _say("ok", said)
+
+
+def _listening(name: str) -> _Messages:
+    """What a logger of this process says from now on, in place of printing it."""
     messages = _Messages()
-    log = logging.getLogger("cache.semantic.embedding")
+    log = logging.getLogger(name)
     log.addHandler(messages)
     log.setLevel(logging.INFO)
     log.propagate = False
-    encoder = load_encoder(model, cache)
+    return messages
+
+
+def _check_encoder(asked: Asked, cache: Path) -> None:
+    """Load the model as the service does, which compares its vectors with those of the reference."""
+    messages = _listening("cache.semantic.embedding")
+    encoder = load_encoder(asked.model, cache, prompt=asked.model_prompt)
     taken = []
     for _ in range(_TIMES):
         began = time.perf_counter()
@@ -93,4 +145,4 @@ def _say(status: str, summary: str, advice: str = "") -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(msgspec.json.decode(sys.argv[1], type=Asked)))

@@ -23,7 +23,7 @@ def main() -> int:
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=Config)
     # Before numpy, FAISS and ONNX Runtime are imported: the service takes one core, the engine needs the others.
     os.environ.update(dict.fromkeys(_THREADS, "1"))
-    from cache.semantic.embedding.errors import ModelUnusable
+    from cache.semantic.embedding.errors import ModelChanged, ModelUnusable
 
     configure_logging(config.log_format, config.log_level)
     logging.getLogger("faiss").setLevel(logging.WARNING)  # it logs which of its builds it tries
@@ -32,6 +32,13 @@ def main() -> int:
     except (ModelUnusable, TracingUnavailable) as error:
         print(f"keepgate: {error}", file=sys.stderr, flush=True)
         return _EXIT_CONFIG_ERROR
+    except ExceptionGroup as errors:
+        if errors.split(ModelChanged)[1] is not None:
+            raise
+        print(
+            "keepgate: the embedding server has another model than before; beginning anew", file=sys.stderr, flush=True
+        )
+        return 1
     return 0
 
 
@@ -49,7 +56,9 @@ async def _serve(config: Config) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop)
-    async with open_service(config, lambda: load_encoder(config.model, Path(config.models))):
+
+    models = Path(config.models)
+    async with open_service(config, lambda model, prompt: load_encoder(model, models, prompt=prompt)):
         is_ready = True
         await stopped.wait()
 

@@ -17,6 +17,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     redis: str
     models: str
     model: str
+    model_url: str
+    model_key: str
+    model_prompt: str | None
     deadline: float
     policy: Literal["budget", "vcache", "threshold"]
     delta: float

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import random
@@ -14,8 +15,11 @@ from typing import Any
 
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
-from cache.semantic.embedding.embedder import Embedder, open_embedder
+from cache.semantic.embedding.embedder import Embedder, Model, open_embedder
+from cache.semantic.embedding.embedders import Embedders, open_embedders
 from cache.semantic.embedding.encoder import Encoder
+from cache.semantic.embedding.model_files import DEFAULT
+from cache.semantic.embedding.server import EmbeddingServer
 from cache.semantic.index.index import VectorIndex
 from cache.semantic.judge.embedding_judge import EmbeddingJudge
 from cache.semantic.judge.judge import Judge
@@ -63,6 +67,8 @@ from telemetry.tracing.span import Tracing
 
 log = logging.getLogger(__name__)
 
+Load = Callable[[str, str | None], Encoder]
+
 _SERVICE = "keepgate-semantic-cache"
 _STORE_DEADLINE = 2.0
 _EXPIRED_AT_ONCE = 500
@@ -78,8 +84,9 @@ _SHARE_FOR_ASKING = 0.8
 class Service:
     """Passes messages to the semantic cache; until there is one, questions are refused and notes wait."""
 
-    def __init__(self, socket: Path, deadline: float, tracing: Tracing) -> None:
+    def __init__(self, socket: Path, model: str, deadline: float, tracing: Tracing) -> None:
         self.socket = socket
+        self.model = model
         self._tracing = tracing
         self._patience = deadline * _SHARE_FOR_ASKING
         self._cache: SemanticCache | None = None
@@ -99,7 +106,7 @@ class Service:
         """The reply to a question, None to a note. Raises CacheError if the cache fails."""
         if self._cache is None or self._describe is None:
             if isinstance(message, LookupRequest | ExplainRequest | WrongAnswerReport | StatsRequest):
-                return Refused("the semantic cache is not ready")
+                return Refused(f"the semantic cache is not ready: it waits for {self.model}")
             self._notes.append(message)
             return None
         match message:
@@ -136,44 +143,68 @@ class Service:
 
 
 @asynccontextmanager
-async def open_service(config: Config, load: Callable[[], Encoder]) -> AsyncIterator[Service]:
-    """A service that listens at once and answers as soon as its model is loaded; `load` blocks until then.
+async def open_service(config: Config, load: Load) -> AsyncIterator[Service]:
+    """A service that listens at once and answers as soon as its model is there.
 
-    Raises ModelUnusable if the configured model is invalid, and TracingUnavailable if traces cannot be exported.
+    `load` blocks until it has loaded a model, by its name or folder and its prompt. Raises ModelUnusable if the
+    configured model is invalid, and TracingUnavailable if traces cannot be exported.
     """
     async with contextlib.AsyncExitStack() as stack:
         # No share of its own: a trace is begun by the gateway.
         traces = open_tracing(_SERVICE, endpoint=config.traces_endpoint, file=config.traces_file, share=0.0)
-        service = Service(Path(config.socket), config.deadline, await stack.enter_async_context(traces))
+        service = Service(
+            Path(config.socket),
+            config.model_url or config.model,
+            config.deadline,
+            await stack.enter_async_context(traces),
+        )
         await stack.enter_async_context(serving(service.socket, service.handle))
-        encoder = await asyncio.to_thread(load)
-        await stack.enter_async_context(_running(config, encoder, service))
+        source = _server(config) if config.model_url else functools.partial(load, config.model, config.model_prompt)
+        waiting, asking = config.deadline * _SHARE_FOR_WAITING, config.deadline * _SHARE_FOR_ASKING
+        embedders = await stack.enter_async_context(open_embedders(source, waiting, asking))
+        judging = await stack.enter_async_context(_judging(config, embedders, load))
+        await stack.enter_async_context(_running(config, embedders, judging, service))
         yield service
 
 
+def _server(config: Config) -> EmbeddingServer:
+    return EmbeddingServer(config.model_url, config.model, config.model_key, config.model_prompt or "")
+
+
 @asynccontextmanager
-async def _running(config: Config, encoder: Encoder, service: Service) -> AsyncIterator[None]:
+async def _judging(config: Config, embedders: Embedders, load: Load) -> AsyncIterator[Embedder]:
+    """The embedder of the judge without a URL, whose coefficients are fitted to the default model."""
+    is_default = config.model == DEFAULT and not config.model_url and config.model_prompt is None
+    if is_default or config.judge_url:
+        yield embedders.background
+        return
+    async with open_embedder(await asyncio.to_thread(load, DEFAULT, None), patient=True) as embedder:
+        yield embedder
+
+
+@asynccontextmanager
+async def _running(config: Config, embedders: Embedders, judging: Embedder, service: Service) -> AsyncIterator[None]:
+    embedder, patient, model = embedders.lookups, embedders.background, embedders.lookups.model
     async with contextlib.AsyncExitStack() as stack:
-        patience = config.deadline * _SHARE_FOR_WAITING
-        embedder = await stack.enter_async_context(open_embedder(encoder, patience=patience))
-        patient = await stack.enter_async_context(open_embedder(encoder, patient=True))
         encryption = encryption_with(config.encryption_keys)
         store = await stack.enter_async_context(_store(config.redis, encryption))
-        shared = await stack.enter_async_context(_log(config.redis, encoder, encryption))
-        judge = await stack.enter_async_context(make_judge(config, patient))
+        shared = await stack.enter_async_context(_log(config.redis, model, encryption))
+        judge = await stack.enter_async_context(make_judge(config, judging))
         policy = make_policy(config, judge, random.Random())  # noqa: S311  # which hits are audited is no secret
-        neighbours = Neighbours(
-            VectorIndex(encoder.dimensions), _counter(store), config.published, config.confirmations
-        )
+        neighbours = Neighbours(VectorIndex(model.dimensions), _counter(store), config.published, config.confirmations)
         stack.push_async_callback(asyncio.to_thread, neighbours.close)
-        labels = Labels(policy, f"{config.policy}:{encoder.fingerprint}")
+        labels = Labels(policy, f"{config.policy}:{model.fingerprint}")
         figures, priority = ServiceMetrics(), LookupPriority()
         judge_budget = JudgeBudget(config.judge_share if config.judge_url else math.inf)
         learner = Learner(
             patient, neighbours, Answers(store), judge, judge_budget, labels, shared, figures, priority, config.capacity
         )
         cache = SemanticCache(embedder, neighbours, policy, learner, figures, priority, shares_purges=store is not None)
-        works = [learner.work(), _maintain(neighbours, learner, store, config.capacity)]
+        works = [
+            *(watch() for watch in embedders.watches),
+            learner.work(),
+            _maintain(neighbours, learner, store, config.capacity),
+        ]
         sharing = None
         if shared is not None and store is not None:
             sharing = Sharing(shared, neighbours, patient, labels, cache.report_wrong_answer)
@@ -182,9 +213,9 @@ async def _running(config: Config, encoder: Encoder, service: Service) -> AsyncI
             works += [sharing.follow(), shared.write(), shared.breaker.watch(), store.follow_purges()]
 
         def describe() -> Stats | Refused:
-            if embedder.seconds_under_way > _STUCK_SECONDS:
+            if not config.model_url and embedder.seconds_under_way > _STUCK_SECONDS:
                 return Refused("the embedding model does not answer")
-            return Stats(_figures(cache, neighbours, policy, judge, encoder, sharing, shared))
+            return Stats(_figures(cache, neighbours, policy, judge, embedders, sharing, shared))
 
         async with _tasks(works):
             await service.begin(cache, describe)
@@ -221,12 +252,12 @@ async def _store(url: str, encryption: Encryption) -> AsyncIterator[ExactCache |
 
 
 @asynccontextmanager
-async def _log(url: str, encoder: Encoder, encryption: Encryption) -> AsyncIterator[RecordLog | None]:
+async def _log(url: str, model: Encoder | Model, encryption: Encryption) -> AsyncIterator[RecordLog | None]:
     if not url:
         yield None
         return
     async with open_topology(url) as topology:
-        record_format = RecordFormat(encoder.fingerprint, encoder.dimensions)
+        record_format = RecordFormat(model.fingerprint, model.dimensions)
         yield RecordLog(topology, secrets.token_hex(8), record_format, encryption)
 
 
@@ -257,12 +288,13 @@ def _figures(
     neighbours: Neighbours,
     policy: Policy,
     judge: Judge,
-    encoder: Encoder,
+    embedders: Embedders,
     sharing: Sharing | None,
     shared: RecordLog | None,
 ) -> dict[str, object]:
     return {
-        "model": encoder.name,
+        "model": embedders.lookups.model.name,
+        "embedder": embedders.figures(),
         "entries": len(neighbours.records),
         "partitions": neighbours.index.partitions,
         "bytes": neighbours.index.bytes,

@@ -5,6 +5,7 @@ They run in the programs that would serve, and print a JSON object for each find
 
 import asyncio
 import importlib.util
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -57,8 +58,13 @@ async def check_semantic_cache(settings: Settings) -> list[Finding]:
                 "install the extra: pip install 'keepgate[semantic]', or set semantic.mode to off",
             )
         ]
-    words = ["cache.semantic.evaluation.check", settings.semantic.model, str(models_folder())]
-    return await _run("semantic cache", words, {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
+    names = ("model", "model_url", "model_prompt", "deadline")
+    asked = {"models": str(models_folder()), **{name: getattr(settings.semantic, name) for name in names}}
+    words = ["cache.semantic.evaluation.check", msgspec.json.encode(asked).decode()]
+    variables = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    if settings.semantic.model_key is not None:
+        variables["KEEPGATE_SEMANTIC_MODEL_KEY"] = str(settings.semantic.model_key)
+    return await _run("semantic cache", words, variables)
 
 
 async def _run(check: str, words: Sequence[str], variables: dict[str, str]) -> list[Finding]:
@@ -80,7 +86,7 @@ async def _run(check: str, words: Sequence[str], variables: dict[str, str]) -> l
             problem(
                 check,
                 f"its check ended with status {process.returncode}: {last[-_MAX_SHOWN:]}",
-                f"run `{' '.join(command[2:])}` to see all of it",
+                f"run `{shlex.join(command[2:])}` to see all of it",
             )
         )
     return found

@@ -36,7 +36,10 @@ def everywhere(folder: Path) -> dict[str, Any]:
         "state_dir": str(folder),
         "upstreams": [{"url": "http://127.0.0.1:1/v1", "api_key": f"file:{key}"}],
         "batches": {"enabled": False},
-        "semantic": {"judge_url": "http://127.0.0.1:1/v1", "judge_model": "judge", "judge_key": MARK},
+        "semantic": {
+            **{"judge_url": "http://127.0.0.1:1/v1", "judge_model": "judge", "judge_key": MARK},
+            **{"model_url": "http://127.0.0.1:1/v1", "model": "embedder", "model_key": MARK},
+        },
     }
 
 
@@ -45,6 +48,8 @@ MISTAKES: dict[str, dict[str, Any]] = {
     "a list for a key": {"admin_key": [MARK]},
     "an object for a key": {"admin_key": {"key": MARK}},
     "a list for the judge's key": {"semantic": {"judge_key": [MARK]}},
+    "a list for the embedding server's key": {"semantic": {"model_key": [MARK]}},
+    "an embedding server with a password": {"semantic": {"model_url": f"https://user:{MARK}@gpu/v1"}},
     "a key for the name of one": {"upstreams": [{"url": "http://a", "api_key": MARK}]},
     "keys for the names of some": {"upstreams": [{"url": "http://a", "api_key": [MARK]}]},
     "a key of encryption for its name": {"encryption": {"key": MARK}},

@@ -50,6 +50,7 @@ class SemanticStage:
         config = msgspec.convert(
             {
                 **said,
+                "model_key": str(said["model_key"] or ""),
                 "judge_key": "",
                 "socket": str(self._folder / f"s{self._services}"),
                 "redis": redis,
@@ -58,7 +59,7 @@ class SemanticStage:
             },
             Config,
         )
-        return await self._stack.enter_async_context(open_service(config, lambda: self._encoder))
+        return await self._stack.enter_async_context(open_service(config, lambda *_: self._encoder))
 
     async def gateway(
         self,

@@ -155,7 +155,7 @@ async def test_a_fault_of_the_model_reaches_each_caller_of_its_batch(gate: Gate)
         for task in harmed:
             with pytest.raises(EmbeddingFailed, match=r"^the embedding model failed: RuntimeError$"):
                 await task
-        assert (await embedder.embed("after")).shape == (embedder.dimensions,)
+        assert (await embedder.embed("after")).shape == (embedder.model.dimensions,)
 
 
 async def test_a_text_without_direction_fails_alone(gate: Gate) -> None:

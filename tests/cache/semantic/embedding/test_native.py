@@ -14,13 +14,13 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from safetensors.numpy import load_file, save_file
 from sentence_transformers.sentence_transformer.modules import Normalize
 
-from cache.semantic.embedding.bert_layout import rounded
 from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.embedding.errors import NativeUnavailable
 from cache.semantic.embedding.export import write_description
 from cache.semantic.embedding.manifest import REFERENCE_FILE, TOKENIZER_FILE, read_manifest, write_manifest
 from cache.semantic.embedding.model_files import ModelFiles, find_model
-from cache.semantic.embedding.native_encoder import NativeEncoder
+from cache.semantic.embedding.native.encoder import NativeEncoder
+from cache.semantic.embedding.native.layout import rounded
 from cache.semantic.embedding.torch_encoder import TorchEncoder, open_model
 from tests.cache.semantic.embedding import models
 

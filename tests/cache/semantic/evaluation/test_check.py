@@ -1,8 +1,9 @@
 """The semantic cache's part of `keepgate doctor`: what would compute the vectors here."""
 
+import asyncio
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,19 +12,27 @@ from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.embedding.errors import NativeUnavailable
 from cache.semantic.embedding.model_files import models_folder
 from cache.semantic.evaluation import check
+from tests.cache.semantic.embedding.embedding_server import EmbeddingsApi, embedding_server
 
 
 @pytest.fixture(autouse=True)
 def log_as_before() -> Iterator[None]:
-    """The check listens to a logger of its own process."""
-    log = logging.getLogger("cache.semantic.embedding")
-    before = log.level, log.propagate, list(log.handlers)
+    """The check listens to loggers of its own process."""
+    logs = [logging.getLogger(name) for name in ("cache.semantic.embedding", "cache.stores.breaker")]
+    before = [(log.level, log.propagate, list(log.handlers)) for log in logs]
     yield
-    log.level, log.propagate, log.handlers = before
+    for log, kept in zip(logs, before, strict=True):
+        log.level, log.propagate, log.handlers = kept
+
+
+@pytest.fixture
+async def encoder_server(minilm: Encoder) -> AsyncIterator[EmbeddingsApi]:
+    async with embedding_server(minilm) as api:
+        yield api
 
 
 def found(capsys: pytest.CaptureFixture[str], model: str, folder: Path) -> list[dict[str, str]]:
-    assert check.main([model, str(folder)]) == 0
+    assert check.main(check.Asked(model, str(folder))) == 0
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
@@ -43,7 +52,7 @@ def test_a_slower_runtime_is_a_warning_with_its_reason(
     def unavailable(cache: Path) -> None:
         raise NativeUnavailable("no C++ compiler (g++, or what CXX names) on PATH")
 
-    monkeypatch.setattr("cache.semantic.embedding.native_encoder.native_library", unavailable)
+    monkeypatch.setattr("cache.semantic.embedding.native.encoder.native_library", unavailable)
     (only,) = found(capsys, "default", models_folder())
     assert only["status"] == "warning"
     assert "ONNX Runtime" in only["summary"]
@@ -62,3 +71,31 @@ def test_nothing_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert (there["status"], "is exported at the first start" in there["summary"]) == ("ok", True)
     assert kernels["status"] in ("ok", "warning")
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ".so"] == []
+
+
+async def test_a_server_is_asked_as_the_service_asks_it(
+    encoder_server: EmbeddingsApi, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A finding has its vectors' length and its time; one that takes most of the deadline is a warning."""
+    monkeypatch.setenv("KEEPGATE_SEMANTIC_MODEL_KEY", "sk-x")
+    for deadline, status in ((60.0, "ok"), (1e-6, "warning")):
+        await asyncio.to_thread(check.main, check.Asked("m", "", encoder_server.url, deadline=deadline))
+        said = capsys.readouterr().out
+        found = json.loads(said)
+        assert found["status"] == status
+        assert f"m at 127.0.0.1:{encoder_server.port}, 384 dimensions: " in found["summary"]
+        assert "sk-x" not in said
+    assert "semantic.deadline" in found["advice"]
+    assert set(encoder_server.keys) == {"Bearer sk-x"}
+
+
+async def test_a_server_that_does_not_answer_is_a_problem(
+    encoder_server: EmbeddingsApi, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the reason, and the settings that lead there."""
+    monkeypatch.setattr(check, "_SERVER_SECONDS", 1.0)
+    encoder_server.status = 401
+    await asyncio.to_thread(check.main, check.Asked("m", "", encoder_server.url))
+    found = json.loads(capsys.readouterr().out)
+    assert (found["status"], "(status 401)" in found["summary"]) == ("problem", True)
+    assert "semantic.model_url" in found["advice"]

@@ -52,7 +52,7 @@ class Host:
     def __init__(self, embedder: Embedder, judge: Judge, share: float) -> None:
         self.embedder = embedder
         self.policy = VCachePolicy(0.05, random.Random(0))  # noqa: S311 - reproducible
-        self.neighbours = Neighbours(VectorIndex(embedder.dimensions), lambda record: True, (), 1)
+        self.neighbours = Neighbours(VectorIndex(embedder.model.dimensions), lambda record: True, (), 1)
         self.labels = Labels(self.policy, "")
         self.figures = ServiceMetrics()
         self.priority = LookupPriority()

@@ -5,8 +5,8 @@ import ctypes
 import numpy as np
 import numpy.typing as npt
 
-from cache.semantic.embedding.bert_files import BertShape, Weights
 from cache.semantic.embedding.errors import NativeUnavailable
+from cache.semantic.embedding.native.bert_files import BertShape, Weights
 
 _POINTER, _INT32, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
 _ALIGNMENT = 64

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from cache.semantic.embedding.bert_files import bert_shape, bert_weights
-from cache.semantic.embedding.bert_layout import BertLayout
 from cache.semantic.embedding.encoder import TextTokens, Tokens, Vectors, unit
 from cache.semantic.embedding.errors import NativeUnavailable
 from cache.semantic.embedding.manifest import REFERENCE_FILE, Manifest
 from cache.semantic.embedding.model_files import ModelFiles
-from cache.semantic.embedding.native_build import native_library
+from cache.semantic.embedding.native.bert_files import bert_shape, bert_weights
+from cache.semantic.embedding.native.build import native_library
+from cache.semantic.embedding.native.layout import BertLayout
 from cache.semantic.embedding.reference import MIN_COSINE, lowest_cosine
 
 # Tokens of a call, unless a single text has more: its numbers fit in a core's second-level cache.

@@ -1,0 +1,203 @@
+"""A model at a server with OpenAI's embeddings API: a deadline for a call, and no call while it is known to be down."""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+import numpy as np
+import xxhash
+
+from cache.errors import StoreUnavailable
+from cache.semantic.embedding.encoder import Vectors, unit, well_formed
+from cache.semantic.embedding.errors import EmbeddingFailed, ModelChanged
+from cache.stores.breaker import Breaker
+
+_PROBE = "What is the capital of France?"
+# Of one text, computed twice by one model: half floats and other batches move it less.
+_MIN_COSINE = 0.99
+_CHARACTERS_OF_TOKEN = 4
+_MAX_BYTES = 16 * 2**20
+# A longer reply takes more than a millisecond to read.
+_READ_AT_ONCE = 64 * 2**10
+# The texts are at fault, not the server.
+_REFUSALS = (400, 413, 422)
+
+
+class _Embedding(msgspec.Struct):
+    index: Annotated[int, msgspec.Meta(ge=0)]
+    embedding: list[float]
+
+
+class _Reply(msgspec.Struct):
+    data: list[_Embedding]
+
+
+_decode = msgspec.json.Decoder(_Reply).decode
+
+
+class _ServerFailed(Exception):
+    """The message says what was wrong with a reply, without the texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingServer:
+    """A server, and the name that its model has there.
+
+    Args:
+        url: with or without ``/v1`` (or another version) and ``/embeddings``.
+        key: sent as a bearer token, if not empty; never shown.
+        prompt: put before every text.
+    """
+
+    url: str
+    model: str
+    key: str = field(default="", repr=False)
+    prompt: str = ""
+
+    @property
+    def name(self) -> str:
+        """For display: the model and the host."""
+        return f"{self.model} at {urlsplit(self.url).netloc}"
+
+    @property
+    def endpoint(self) -> str:
+        url = self.url.rstrip("/")
+        if url.endswith("/embeddings"):
+            return url
+        return f"{url}/embeddings" if re.search(r"/v\d+\Z", url) else f"{url}/v1/embeddings"
+
+    async def ask(self, session: aiohttp.ClientSession, texts: list[str]) -> Vectors:
+        """Unit vectors of the texts, float32 [len(texts), dimensions]; NaN for one without a direction.
+
+        Raises EmbeddingFailed if the server refuses the texts, _ServerFailed for a reply without their vectors, and
+        what aiohttp raises.
+        """
+        body = {"model": self.model, "input": [well_formed(self.prompt + text) for text in texts]}
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        # A redirect would send texts and key to a host that the operator did not name.
+        async with session.post(self.endpoint, json=body, headers=headers, allow_redirects=False) as response:
+            if response.status in _REFUSALS:
+                raise EmbeddingFailed(f"{self.name} refuses these texts with status {response.status}")
+            if response.status != 200:
+                raise _ServerFailed(f"status {response.status}")
+            received = bytearray()
+            async for chunk in response.content.iter_any():
+                received += chunk
+                if len(received) > _MAX_BYTES:
+                    raise _ServerFailed("the reply is too long")
+        if len(received) <= _READ_AT_ONCE:
+            return _vectors(received, len(texts))
+        return await asyncio.to_thread(_vectors, received, len(texts))
+
+
+def _vectors(reply: bytearray, count: int) -> Vectors:
+    try:
+        rows = {each.index: each.embedding for each in _decode(reply).data}
+        vectors = np.array([rows[index] for index in range(count)], np.float32)
+    # ValueError: rows of unequal lengths, and bytes that are not UTF-8.
+    except (msgspec.DecodeError, RecursionError, KeyError, ValueError) as error:
+        raise _ServerFailed("the reply has no embedding for each text") from error
+    if vectors.ndim != 2 or not vectors.size:
+        raise _ServerFailed("the reply has empty embeddings")
+    return unit(vectors)
+
+
+class ServerModel:
+    """The model of a server as a `Model`: use it through an embedder, while `watch` runs.
+
+    A server that fails, or answers later than its deadline, costs the callers of one batch. It is not called again
+    until it has answered a probe, always of the same text: another vector than the first one is another model.
+    """
+
+    def __init__(
+        self, session: aiohttp.ClientSession, server: EmbeddingServer, probed: Vectors, deadline: float
+    ) -> None:
+        """`probed` is what `first_vector` gave; `deadline` the seconds for a call."""
+        self.name = server.name
+        self.dimensions = probed.shape[0]
+        identity = f"{server.endpoint}\0{server.model}\0{server.prompt}\0{self.dimensions}"
+        self.fingerprint = xxhash.xxh3_128_hexdigest(identity.encode())
+        self.failures = 0
+        self.breaker = _breaker(server, self._probe, deadline)
+        self._session = session
+        self._server = server
+        self._probed = probed
+        self._deadline = deadline
+        self._changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def watch(self) -> None:
+        """Runs while the model is used. Raises ModelChanged when the server has another one under its name."""
+        probing = asyncio.create_task(self.breaker.watch())
+        try:
+            await self._changed
+        finally:
+            probing.cancel()
+            await asyncio.wait([probing])
+
+    @property
+    def is_available(self) -> bool:
+        return not self.breaker.is_open
+
+    async def wait_available(self) -> None:
+        await self.breaker.wait_closed()
+
+    async def lengths(self, texts: list[str]) -> list[int]:
+        return [len(text) // _CHARACTERS_OF_TOKEN + 2 for text in texts]
+
+    async def encode(self, texts: list[str]) -> Vectors:
+        try:
+            vectors = await self.breaker.call(lambda: self._server.ask(self._session, texts), self._deadline)
+        except StoreUnavailable as error:
+            self.failures += 1
+            raise EmbeddingFailed(str(error)) from error
+        self._check(vectors.shape[1] == self.dimensions)
+        return vectors
+
+    async def close(self) -> None:
+        return
+
+    async def _probe(self) -> None:
+        vectors = await self._server.ask(self._session, [_PROBE])
+        self._check(vectors.shape[1] == self.dimensions and float(vectors[0] @ self._probed) >= _MIN_COSINE)
+
+    def _check(self, is_the_same: bool) -> None:
+        if is_the_same:
+            return
+        changed = ModelChanged(f"{self.name} is another model than before")
+        if not self._changed.done():
+            self._changed.set_exception(changed)
+        raise changed
+
+
+async def first_vector(session: aiohttp.ClientSession, server: EmbeddingServer, deadline: float) -> Vectors:
+    """The vector of the probe's text, float32 [dimensions]; waits for a server that is down."""
+    found: list[Vectors] = []
+
+    async def probe() -> None:
+        vector = (await server.ask(session, [_PROBE]))[0]
+        if np.isnan(vector).any():
+            raise _ServerFailed("its vectors have no direction")
+        found.append(vector)
+
+    breaker = _breaker(server, probe, deadline)
+    try:
+        await breaker.call(probe, deadline)
+    except (StoreUnavailable, EmbeddingFailed) as error:
+        breaker.trip(error)  # a refusal has not
+        watching = asyncio.create_task(breaker.watch())
+        try:
+            await breaker.wait_closed()
+        finally:
+            watching.cancel()
+            await asyncio.wait([watching])
+    return found[-1]
+
+
+def _breaker(server: EmbeddingServer, probe: Callable[[], Awaitable[None]], deadline: float) -> Breaker:
+    failures = (aiohttp.ClientError, _ServerFailed)
+    return Breaker(f"the embedding server of {server.name}", probe, failures, deadline)
