@@ -33,7 +33,7 @@ RUN /tools/bin/pip wheel --no-deps --no-build-isolation --no-index -w /wheel .
 FROM ${PYTHON_IMAGE} AS runtime
 LABEL org.opencontainers.image.title="Keepgate" \
     org.opencontainers.image.description="A caching gateway in front of LLM backends" \
-    org.opencontainers.image.licenses="Apache-2.0 AND CC-BY-SA-3.0"
+    org.opencontainers.image.licenses="Apache-2.0 AND CC-BY-SA-3.0 AND HPND-sell-variant AND MIT"
 # Volumes are put at these folders: a new one is given to the folder's owner.
 RUN groupadd --gid 10001 keepgate \
     && useradd --create-home --uid 10001 --gid 10001 keepgate \

@@ -7,7 +7,7 @@ import msgspec
 import xxhash
 
 from cache.entries.key import namespace_of
-from cache.semantic.language.normalize import normalized
+from cache.semantic.normal_form.normal_form import normal_form
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -122,7 +122,7 @@ class Records:
         record = self._by_entry.get(self._by_form.get(form, "")) if form is not None else None
         if record is None or record.partition != partition or record.expires <= now:
             return None
-        return record if normalized(record.text) == normalized(text) else None
+        return record if normal_form(record.text) == normal_form(text) else None
 
     def pop_expired(self, now: float, most: int) -> list[str]:
         """Up to `most` expired entries; they are still to be removed."""
@@ -137,5 +137,5 @@ class Records:
 
 def _form_of(partition: str, text: str) -> int | None:
     """A hash of the normal form of a question; None if every character may matter."""
-    form = normalized(text)
+    form = normal_form(text)
     return None if form is None else xxhash.xxh3_64_intdigest(f"{partition}\0{form}".encode("utf-8", "surrogatepass"))

@@ -41,6 +41,7 @@ from cache.semantic.messages import (
     StatsRequest,
     WrongAnswerReport,
 )
+from cache.semantic.normal_form.english import load as load_words
 from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.policy import Policy
 from cache.semantic.policy.posterior import JudgeError
@@ -159,6 +160,7 @@ async def open_service(config: Config, load: Load) -> AsyncIterator[Service]:
             await stack.enter_async_context(traces),
         )
         await stack.enter_async_context(serving(service.socket, service.handle))
+        await asyncio.to_thread(load_words)
         source = _server(config) if config.model_url else functools.partial(load, config.model, config.model_prompt)
         waiting, asking = config.deadline * _SHARE_FOR_WAITING, config.deadline * _SHARE_FOR_ASKING
         embedders = await stack.enter_async_context(open_embedders(source, waiting, asking))

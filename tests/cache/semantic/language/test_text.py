@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.semantic.guards import GUARDS, refusal
-from cache.semantic.language.normalize import normalized
 from cache.semantic.language.text import Text
+from cache.semantic.normal_form.normal_form import normal_form
 from tests.cache.semantic.trap_pairs import trap_pairs
 
 SENTENCES = sorted({text for pair in trap_pairs() for text in (pair.asked, pair.cached)})
@@ -48,17 +48,17 @@ def _dressed(sentence: str, upper: bool, spaces: int, ending: str) -> str:
 def test_two_prompts_of_one_normal_form_are_never_refused(sentence: str, upper: bool, spaces: int, ending: str) -> None:
     """The guards and the normal form agree on what cannot matter."""
     other = _dressed(sentence, upper, spaces, ending)
-    form = normalized(sentence)
-    if form is not None and form == normalized(other):
+    form = normal_form(sentence)
+    if form is not None and form == normal_form(other):
         assert refusal(Text.of(sentence), Text.of(other)) is None
 
 
 @given(prompts)
 def test_a_normal_form_is_its_own(prompt: str) -> None:
     """Normalising twice changes nothing, and the guards cannot tell a prompt from its form."""
-    form = normalized(prompt)
+    form = normal_form(prompt)
     if form is not None:
-        assert normalized(form) == form
+        assert normal_form(form) == form
         assert refusal(Text.of(prompt), Text.of(form)) is None
 
 

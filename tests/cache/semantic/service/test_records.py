@@ -5,7 +5,7 @@ import msgspec
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from cache.semantic.language.normalize import normalized
+from cache.semantic.normal_form.normal_form import normal_form
 from cache.semantic.service.records import Record, Records
 
 TEXTS = ("How are you?", "how are you", "HOW ARE YOU", "Where is it?", "print(1)", "I have 3 cats")
@@ -36,7 +36,7 @@ class RecordsMachine(RuleBasedStateMachine):
         self.drop(new.entry)
         self.records.put(new)
         self.model[new.entry] = new
-        if (form := normalized(text)) is not None:
+        if (form := normal_form(text)) is not None:
             self.newest[partition, form] = new.entry
 
     @rule(number=st.integers(0, 5))
@@ -47,8 +47,8 @@ class RecordsMachine(RuleBasedStateMachine):
 
     def drop(self, entry: str) -> None:
         old = self.model.pop(entry, None)
-        if old is not None and self.newest.get((old.partition, normalized(old.text) or "")) == entry:
-            del self.newest[old.partition, normalized(old.text) or ""]
+        if old is not None and self.newest.get((old.partition, normal_form(old.text) or "")) == entry:
+            del self.newest[old.partition, normal_form(old.text) or ""]
 
     @rule(number=st.integers(0, 5))
     def use(self, number: int) -> None:
@@ -93,7 +93,7 @@ class RecordsMachine(RuleBasedStateMachine):
     @rule(partition=st.sampled_from(PARTITIONS), text=st.sampled_from(TEXTS))
     def find(self, partition: str, text: str) -> None:
         found = self.records.of_same_form(partition, text, 0.0)
-        form = normalized(text)
+        form = normal_form(text)
         expected = self.newest.get((partition, form)) if form is not None else None
         assert (found.entry if found else None) == expected
 

@@ -1,0 +1,56 @@
+"""How English words are written, by a dictionary and a frequency list: english.txt.gz.
+
+`scripts/english_words.py` makes the file and says what its marks mean. It is read at the first question, or by `load`.
+"""
+
+import functools
+import gzip
+from importlib import resources
+from typing import NamedTuple
+
+_FILE = "english.txt.gz"
+
+
+class Spelling(NamedTuple):
+    """How a word is written inside a sentence; nothing is true of an unknown one.
+
+    Attributes:
+        plain: in lower case: polish, not france.
+        name: with a capital: Polish, France.
+        acronym: in capitals: AIDS, not Polish.
+        verb: it is, or looks like, the base or the past of a verb.
+        frequent: it is one of the thousand most frequent words; none of them is better known as a name.
+    """
+
+    plain: bool = False
+    name: bool = False
+    acronym: bool = False
+    verb: bool = False
+    frequent: bool = False
+
+
+_UNKNOWN = Spelling()
+
+
+def load() -> None:
+    """Read the words."""
+    _spellings()
+
+
+def spelling(word: str) -> Spelling:
+    """Of a word in lower case, of ASCII letters with apostrophes between them; of a possessive, that of its word."""
+    known = _spellings()
+    return known.get(word) or known.get(word.removesuffix("'s"), _UNKNOWN)
+
+
+@functools.cache
+def _spellings() -> dict[str, Spelling]:
+    shared: dict[str, Spelling] = {}
+    spellings = {}
+    with resources.files(__package__).joinpath(_FILE).open("rb") as packed, gzip.open(packed, "rt") as lines:
+        for line in lines:
+            word, marks = line.split()
+            if marks not in shared:
+                shared[marks] = Spelling(*(mark in marks for mark in "pnavf"))
+            spellings[word] = shared[marks]
+    return spellings
