@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from backend.errors import OUT_OF_MEMORY, ModelError, is_out_of_memory
+from backend.errors import OUT_OF_MEMORY, EngineLost, ModelError, is_out_of_memory
 
 
 class Parser(argparse.ArgumentParser):
@@ -34,7 +35,10 @@ def run_command(name: str, command: Callable[[], None], interrupted: str | None 
     try:
         command()
     except (ModelError, OSError) as error:
-        print(f"{name}: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr, flush=True)
+        if isinstance(error, EngineLost):
+            # Not by the interpreter's end: threads of NCCL may wait for ranks that are gone.
+            os._exit(1)
         return 1
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -45,6 +46,7 @@ class Communicator:
         self._device = device
         self._aborted = False
         self._groups: list[Any] = []
+        self._device_groups: list[Any] = []
         self._stage: SharedExchange | GroupExchange | None = None
         ranks = part.stages * part.tensor_ranks
         with _peer_lost():
@@ -52,8 +54,9 @@ class Communicator:
             store.set_timeout(TIMEOUT)
 
             def group(name: str, rank: int, size: int, where: torch.device) -> Any:
-                self._groups.append(process_group(store, name, rank, size, where))
-                return self._groups[-1]
+                made = process_group(store, name, rank, size, where)
+                (self._groups if where.type == "cpu" else self._device_groups).append(made)
+                return made
 
             self._all = group("all", part.rank, ranks, _CPU)
             # Numbers of the host stay with gloo, whose operations end when another rank does.
@@ -142,16 +145,17 @@ class Communicator:
             raise PeerLost("a step was given up")
 
     def abort(self) -> None:
-        """Ends the waits of another thread with PeerLost, on a device too: a rank is known to be lost."""
+        """Ends the waits of another thread with PeerLost, and those of the device: a rank is known to be lost."""
         self._aborted = True
-        if self._stage is not None:
+        if isinstance(self._stage, SharedExchange):
             self._stage.abort()
-        if self._tensors is not self._all:
-            self._tensors.abort()
+        # Apart, for NCCL may wait for the device.
+        for group in self._device_groups:
+            threading.Thread(target=group.abort, name="nccl-abort", daemon=True).start()
 
     def close(self) -> None:
         """Ends the connections; others that wait for this rank to send or to receive get PeerLost."""
-        for group in self._groups:
+        for group in self._groups if self._aborted else self._groups + self._device_groups:
             group.abort()
 
     def _check_sum(self) -> None:

@@ -44,13 +44,11 @@ def shared_kv(job: RankJob) -> KvMemory | None:
 
 
 def check_part(job: RankJob, weights: ModelWeights) -> None:
-    """Tests a device's kernels with the first layers of a part, as if there were no other part.
+    """Tests the kernels for devices with the first layers of a part, as if there were no other part.
 
     Raises:
         ModelError: they do not run, or do not compute what torch does.
     """
-    if job.settings.devices is None:
-        return
     from backend.runners.cuda.choice import check_kernels
 
     # Not every part has an embedding and a head; those of the test are of some tokens, and the same in all parts.
@@ -126,11 +124,9 @@ def _on_device(
 
 def _device(job: RankJob) -> torch.device:
     """Of a rank, and from now on the one that its calling thread uses."""
-    devices = job.settings.devices
-    if devices is None or devices.kind == "cpu":
-        return torch.device("cpu")
-    device = torch.device("cuda", job.part.rank)
-    torch.cuda.set_device(device)
+    device = torch.device(job.settings.device_of(job.part.rank))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     return device
 
 

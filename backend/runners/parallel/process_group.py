@@ -80,7 +80,3 @@ class GroupExchange:
             return None
         parts = every.view(len(widths), *padded.shape)
         return torch.cat([own[:, :width] for own, width in zip(parts, widths, strict=True)], dim=1)
-
-    def abort(self) -> None:
-        """Ends operations under way, on a device too; in any thread."""
-        self._group.abort()

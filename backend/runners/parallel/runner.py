@@ -56,6 +56,7 @@ class ParallelRunner:
     ) -> None:
         self.config = config
         self.parts = settings.parts
+        self._settings = settings
         block_bytes = TorchRunner.block_bytes(config, getattr(torch, settings.dtype), settings.kv_dtype)
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="keepgate-ranks-")))
@@ -75,7 +76,8 @@ class ParallelRunner:
             stack.callback(self.ranks.close)
             torch.set_num_threads(settings.threads)
             weights = load(settings.parts[0])
-            check_part(jobs[0], weights)
+            if settings.is_on_devices:
+                check_part(jobs[0], weights)
             self.abouts: Sequence[object] = self.ranks.wait_loaded()
             """What the other ranks say of their weights."""
             self.ranks.connect()
@@ -136,6 +138,7 @@ class ParallelRunner:
                 {
                     "rank": part.rank,
                     "pid": pids[part.rank],
+                    "device": self._settings.device_of(part.rank),
                     "layers": [part.layers.start, part.layers.stop],
                     "heads": [part.heads.start, part.heads.stop],
                     "kv_heads": [part.kv_heads.start, part.kv_heads.stop],

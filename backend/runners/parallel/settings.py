@@ -45,3 +45,12 @@ class ParallelSettings:
     threads: int
     micro_batch_rows: int = 16
     devices: DeviceSettings | None = None
+
+    @property
+    def is_on_devices(self) -> bool:
+        """Whether each rank has a device."""
+        return self.devices is not None and self.devices.kind == "cuda"
+
+    def device_of(self, rank: int) -> str:
+        """torch's name of where a rank computes."""
+        return f"cuda:{rank}" if self.is_on_devices else "cpu"

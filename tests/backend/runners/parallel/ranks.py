@@ -42,13 +42,12 @@ def one_rank(directory: Path, quantization: Quantization = "none", kv_dtype: KvD
     return TorchRunner(config, weights, BLOCKS, CONTEXT, kv_dtype=kv_dtype)
 
 
-def one_device(directory: Path, quantization: Quantization = "none") -> CudaRunner:
-    """A saved model with the kernels for devices, interpreted."""
+def one_device(directory: Path, device: str = "cpu") -> CudaRunner:
+    """A saved model with the kernels for devices, which are interpreted on a CPU."""
     from backend.runners.cuda.runner import CudaRunner  # interprets if a test of the backend has said so
 
     config = model_config(directory)
-    weights, _ = quantised(load_weights(directory, config), quantization)
-    return CudaRunner(config, weights, BLOCKS, CONTEXT, BATCH, torch.float32, "cpu")
+    return CudaRunner(config, load_weights(directory, config), BLOCKS, CONTEXT, BATCH, torch.float32, device)
 
 
 @contextmanager

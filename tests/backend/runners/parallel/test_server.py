@@ -159,7 +159,15 @@ async def test_divisions_that_cannot_be_served_are_refused(tmp_path: Path, tiny:
     for options, message in {
         ("--tensor-parallel", "7"): "--tensor-parallel 7: this model has 1 KV heads with 6 heads each",
         ("--pipeline-parallel", "5"): "--pipeline-parallel 5: this model has 4 layers",
-        ("--tensor-parallel", "2", "--device", "cuda"): "--device cuda: ",
+        (
+            "--tensor-parallel",
+            "6",
+            "--pipeline-parallel",
+            "4",
+            "--device",
+            "cuda",
+        ): "--device cuda: --tensor-parallel 6 "
+        "and --pipeline-parallel 4: 24 devices are needed, one for each rank, and torch sees ",
         ("--tensor-parallel", "2", "--quantization", "auto"): "--quantization auto: ",
         ("--tensor-parallel", "0"): "argument --tensor-parallel",
     }.items():
