@@ -187,6 +187,9 @@ semantic_embedder_available = _of_host(
 semantic_embedder_failures = _of_host(
     "semantic_embedder_failures", "Calls of the embedding server without a result, since the semantic cache started."
 )
+semantic_reembedding_left = _of_host(
+    "semantic_reembedding_left", "Stored questions that have no vector of the present embedding model yet."
+)
 semantic_labels = _of_host("semantic_labels", "Judgements that the policy has learned from, as many as still count.")
 semantic_delta = _of_host("semantic_delta", "The highest share of wrong answers that the settings allow.")
 semantic_wrong_ratio = _of_host("semantic_wrong_ratio", "Wrong answers per request, estimated from audits.")

@@ -183,6 +183,7 @@ class SemanticLookup:
             metrics.semantic_entries.set(figures["entries"])
             metrics.semantic_embedder_available.set(bool(figures["embedder"]["available"]))
             metrics.semantic_embedder_failures.set(figures["embedder"]["failures"])
+            metrics.semantic_reembedding_left.set(figures["reembedding"]["left"])
             metrics.show_policy(figures["policy"])
 
     def _join_or_ask(self, client: SemanticClient, ask: LookupRequest) -> SemanticQuery:

@@ -102,6 +102,10 @@ class RecordLog:
             self._write("ZADD", _RECORDS, record.expires, record.entry)
             self._announce("put", record.entry.encode())
 
+    def complete(self, record: Record, vector: Vector) -> None:
+        """Stores the vector of a record, unless that was removed meanwhile."""
+        self._set(record, vector, "XX")
+
     def remove(self, entry: str) -> None:
         self._write("UNLINK", _RECORD + entry)
         self._write("ZREM", _RECORDS, entry)

@@ -209,10 +209,11 @@ async def _running(config: Config, embedders: Embedders, judging: Embedder, serv
         ]
         sharing = None
         if shared is not None and store is not None:
-            sharing = Sharing(shared, neighbours, patient, labels, cache.report_wrong_answer)
+            sharing = Sharing(shared, neighbours, patient, labels, cache.report_wrong_answer, priority)
             with contextlib.suppress(StoreUnavailable):  # it is learned later, by follow_purges
                 await store.sync_purges()
-            works += [sharing.follow(), shared.write(), shared.breaker.watch(), store.follow_purges()]
+            works += [sharing.follow(), sharing.reembed(), shared.write(), shared.breaker.watch()]
+            works += [store.follow_purges()]
 
         def describe() -> Stats | Refused:
             if not config.model_url and embedder.seconds_under_way > _STUCK_SECONDS:
@@ -301,6 +302,7 @@ def _figures(
         "partitions": neighbours.index.partitions,
         "bytes": neighbours.index.bytes,
         "loaded": sharing is None or sharing.loaded,
+        "reembedding": {"left": 0, "done": 0, "failed": 0} if sharing is None else sharing.reembedding(),
         "writes_dropped": 0 if shared is None else shared.dropped,
         "corrupt_records": 0 if shared is None else shared.corrupt,
         "judge_failures": judge.failures,

@@ -1,17 +1,23 @@
-"""Applies what other processes learned: everything at the start, and then each change."""
+"""Applies what other processes learned: everything at the start, and then each change.
+
+Vectors of another embedding model are of no use here: theirs are computed anew, in the background.
+"""
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from cache.errors import CacheError, StoreUnavailable
+from cache.errors import StoreUnavailable
 from cache.semantic.embedding.embedder import Embedder
+from cache.semantic.embedding.errors import EmbeddingError
 from cache.semantic.service.labels import Labels
 from cache.semantic.service.log import Event, RecordLog
 from cache.semantic.service.neighbours import Neighbours, Vector
+from cache.semantic.service.queues import LookupPriority
 from cache.semantic.service.records import Record
 
 log = logging.getLogger(__name__)
@@ -19,6 +25,8 @@ log = logging.getLogger(__name__)
 _PAUSE = 0.5
 _SAVE_SECONDS = 30.0
 _MAX_ORIGINS = 1000
+_REEMBEDDED_AT_ONCE = 16
+_TRIES = 3
 
 _confirmation = msgspec.msgpack.Decoder(tuple[str, float, str]).decode
 
@@ -36,6 +44,7 @@ class Sharing:
         embedder: Embedder,
         labels: Labels,
         report_wrong_answer: Callable[[str], Awaitable[object]],
+        priority: LookupPriority,
     ) -> None:
         self._log = shared
         self._neighbours = neighbours
@@ -47,6 +56,17 @@ class Sharing:
         self._loaded_at = "0-0"
         self._saved = (0, time.monotonic())
         self.loaded = False
+        self._priority = priority
+        # The entries whose records have no vector of this model yet. Those of processes that run now, with the other
+        # model, keep theirs in Redis.
+        self._incomplete: set[str] = set()
+        self._of_others: set[str] = set()
+        self._has_incomplete = asyncio.Event()
+        self._reembedded = self._unembeddable = 0
+
+    def reembedding(self) -> dict[str, int]:
+        """Records that another embedding model has stored: how many lack a vector, have got one, and get none."""
+        return {"left": len(self._incomplete), "done": self._reembedded, "failed": self._unembeddable}
 
     async def follow(self) -> None:
         """Runs for as long as the cache is used; what cannot be read now is read when Redis is back."""
@@ -62,6 +82,25 @@ class Sharing:
             except StoreUnavailable:
                 await asyncio.sleep(_PAUSE)
                 await self._log.breaker.wait_closed()
+
+    async def reembed(self) -> None:
+        """Computes the vectors that records lack, and stores them; runs for as long as the cache is used."""
+        while True:
+            await self._has_incomplete.wait()
+            await self._priority.yield_to_lookups()
+            # The order of a set differs between processes, so that each computes a part.
+            entries = list(itertools.islice(self._incomplete, _REEMBEDDED_AT_ONCE))
+            try:
+                await self._complete(entries)
+            except StoreUnavailable:
+                await asyncio.sleep(_PAUSE)
+                await self._log.breaker.wait_closed()
+                continue
+            self._incomplete.difference_update(entries)
+            self._of_others.difference_update(entries)
+            if not self._incomplete:
+                self._has_incomplete.clear()
+                log.info("%d questions were embedded anew", self._reembedded)
 
     async def save(self) -> None:
         """Stores the policy's state. Raises StoreUnavailable."""
@@ -88,7 +127,7 @@ class Sharing:
         # Only the last change of an entry counts.
         last = {event.data: event.kind for event in news if event.kind in ("put", "remove")}
         put = [entry.decode(errors="replace") for entry, kind in last.items() if kind == "put"]
-        await self._take_over(await self._log.records(put))  # after a failure the events are read again
+        self._of_others |= await self._take_over(await self._log.records(put))  # after a failure they are read again
         for entry, kind in last.items():
             if kind == "remove":
                 await self._neighbours.remove(entry.decode(errors="replace"))
@@ -117,16 +156,49 @@ class Sharing:
         except (msgspec.DecodeError, UnicodeDecodeError):
             log.warning("ignoring a confirmation in redis that does not decode")
 
-    async def _take_over(self, records: list[tuple[Record, Vector | None]]) -> None:
-        ready: list[tuple[Record, Vector]] = []
-        for record, vector in records:
-            if record.expires <= time.time():
-                continue
+    async def _take_over(self, records: list[tuple[Record, Vector | None]]) -> set[str]:
+        """Returns the entries whose vectors are of another model."""
+        valid = [(record, vector) for record, vector in records if record.expires > time.time()]
+        await self._neighbours.put_all(valid)
+        incomplete = {record.entry for record, vector in valid if vector is None}
+        self._incomplete |= incomplete
+        if self._incomplete:
+            self._has_incomplete.set()
+        return incomplete
+
+    async def _complete(self, entries: list[str]) -> None:
+        """Raises StoreUnavailable."""
+        # Read again: another process may have computed some.
+        stored = await self._log.records([entry for entry in entries if self._neighbours.records.get(entry)])
+        await self._neighbours.complete([(record, vector) for record, vector in stored if vector is not None])
+        lacking = [record for record, vector in stored if vector is None]
+        texts = [record.text for record in lacking]
+        vectors = await asyncio.gather(*map(self._embedder.embed, texts), return_exceptions=True)
+        computed: list[tuple[Record, Vector]] = []
+        for record, found in zip(lacking, vectors, strict=True):
+            # Of a batch that failed, maybe one text was at fault.
+            vector = await self._embedded(record.text) if isinstance(found, EmbeddingError) else found
+            if isinstance(vector, BaseException):
+                raise vector
+            if vector is None:
+                self._unembeddable += 1
+            else:
+                computed.append((record, vector))
+        for record, vector in await self._neighbours.complete(computed):
+            self._reembedded += 1
+            if record.entry not in self._of_others:
+                self._log.complete(record, vector)
+
+    async def _embedded(self, text: str) -> Vector | None:
+        """None if the model gives no vector of this text; waits while its server is down."""
+        tries = 0
+        while tries < _TRIES:
             try:
-                ready.append((record, await self._embedder.embed(record.text) if vector is None else vector))
-            except CacheError as error:
-                log.warning("a record of another embedding model is left out: %s", error)
-        await self._neighbours.put_all(ready)
+                return await self._embedder.embed(text)
+            except EmbeddingError:
+                tries += self._embedder.model.is_available
+                await self._embedder.model.wait_available()
+        return None
 
 
 def _is_after(position: str, other: str) -> bool:

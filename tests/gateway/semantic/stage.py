@@ -42,8 +42,11 @@ class SemanticStage:
         self._folder = folder
         self._services = 0
 
-    async def service(self, redis: str = "", traces_endpoint: str = "", **settings: Any) -> Service:
+    async def service(
+        self, redis: str = "", traces_endpoint: str = "", encoder: Encoder | None = None, **settings: Any
+    ) -> Service:
         """A service with these semantic settings; its socket is `service.socket`."""
+        used = encoder or self._encoder
         self._services += 1
         said = msgspec.structs.asdict(SemanticSettings(**settings))
         del said["mode"]
@@ -59,7 +62,11 @@ class SemanticStage:
             },
             Config,
         )
-        return await self._stack.enter_async_context(open_service(config, lambda *_: self._encoder))
+        return await self._stack.enter_async_context(open_service(config, lambda *_: used))
+
+    async def end_services(self) -> None:
+        """End all services; the gateways go on without."""
+        await self._stack.aclose()
 
     async def gateway(
         self,
