@@ -57,7 +57,7 @@ class Rank:
     layers: tuple[int, int]
     heads: tuple[int, int]
     kv_heads: tuple[int, int]
-    """Several ranks may have the same one; its keys and values are in memory once."""
+    """Several ranks may have the same one; its keys and values are in a host's memory once, and on each device."""
     inner_features: tuple[int, int]
     """Of each MLP; of experts, of each of them, if all layers have them."""
     vocabulary: tuple[int, int]
@@ -74,6 +74,9 @@ class Plan:
     model: str
     architecture: str
     memory: int
+    """Of each device, where every rank has one."""
+    devices: int
+    """On which memory is: those of the ranks, or 1."""
     parameters: int
     weight_bytes: dict[Precision, int]
     """Of all ranks together."""
@@ -85,8 +88,10 @@ class Plan:
     tied_head_bytes: int | None
     """Additional bytes of 16-bit weights on a CPU, which stores a tied head beside the embedding."""
     rows: tuple[Row, ...]
+    kv_tokens: dict[Precision, int]
+    """Tokens whose keys and values fit beside the weights, by the weights' precision."""
     kv_blocks: dict[Precision, int]
-    """Blocks of 16 tokens that fit beside the weights, by the weights' precision."""
+    """Blocks of 16 tokens likewise."""
     ranks: tuple[Rank, ...]
     """Empty for one process."""
     tied_in_stages: bool
@@ -102,11 +107,13 @@ def make_plan(
     kv_dtype: KvDtype = "auto",
     tensor_parallel: int = 1,
     pipeline_parallel: int = 1,
+    on_devices: bool = False,
 ) -> Plan:
     """Plans for sequences of powers of two, up to the longest that the model takes.
 
     Args:
         memory: of the device; of the host, where several processes share it.
+        on_devices: whether each of several processes has a device, with so much memory.
 
     Raises:
         ModelError: the model cannot be divided among so many ranks.
@@ -117,17 +124,26 @@ def make_plan(
     ranks = tuple(_rank(config, part, kv_dtype) for part in parts) if len(parts) > 1 else ()
     needed = {name: sum(rank.weight_bytes[name] for rank in ranks) for name in PRECISIONS} if ranks else whole
     per_token = {precision: kv_bytes_per_token(config, precision, kv_dtype) for precision in PRECISIONS}
+    tokens_of = {name: (memory - needed[name]) // per_token[name] for name in PRECISIONS}
+    if ranks and on_devices:
+        # As many as fit the device with the least room.
+        tokens_of = {
+            name: min((memory - rank.weight_bytes[name]) // rank.kv_bytes_per_token[name] for rank in ranks)
+            for name in PRECISIONS
+        }
+    tokens_of = {name: max(0, tokens) for name, tokens in tokens_of.items()}
     longest = config.max_position_embeddings
     lengths = [_SHORTEST << power for power in range(32) if _SHORTEST << power < longest] + [longest]
     rows = []
     for tokens in lengths:
         held = -(-tokens // BLOCK_SIZE) * BLOCK_SIZE
-        batch = {name: max(0, memory - needed[name]) // (held * per_token[name]) for name in PRECISIONS}
+        batch = {name: tokens_of[name] // held for name in PRECISIONS}
         rows.append(Row(tokens, {name: tokens * per_token[name] for name in PRECISIONS}, batch))
     return Plan(
         model,
         config.model_type,
         memory,
+        len(ranks) if ranks and on_devices else 1,
         parameters.total,
         needed,
         kv_dtype,
@@ -135,7 +151,8 @@ def make_plan(
         config.features_beyond_llama(),
         2 * parameters.embedding if parameters.tied and not config.features_beyond_llama() and not ranks else None,
         tuple(rows),
-        {name: max(0, memory - needed[name]) // (BLOCK_SIZE * per_token[name]) for name in PRECISIONS},
+        tokens_of,
+        {name: tokens // BLOCK_SIZE for name, tokens in tokens_of.items()},
         ranks,
         parameters.tied and pipeline_parallel > 1,
         {name: needed[name] - whole[name] for name in PRECISIONS},
@@ -182,19 +199,18 @@ def read_model(name: str) -> tuple[str, ModelConfig]:
 
 def as_text(plan: Plan) -> str:
     """The plan as tables for people."""
-    per_token = plan.kv_bytes_per_token
     # One column of sizes for each KV precision, under the name of a weights' precision that has it.
     columns = dict(_KV_COLUMNS) if plan.kv_dtype == "auto" else {"sequence": PRECISIONS[0]}
     above = "KV of one sequence" if len(columns) > 1 else "KV of one"
     lines = [
         f"{plan.model}: {plan.architecture}, {plan.parameters / 1e9:.2f} billion parameters, "
-        f"{_size(plan.memory)} of memory",
+        f"{_size(plan.memory)} of memory" + (f" on each of {plan.devices} devices" if plan.devices > 1 else ""),
         "",
         f"{'weights':<10}{'size':>12}{'left for KV':>14}{'tokens':>12}",
     ]
     for precision, needed in plan.weight_bytes.items():
-        left = plan.memory - needed
-        fits = f"{_size(left):>14}{left // per_token[precision]:>12,}" if left > 0 else f"{'does not fit':>14}{0:>12}"
+        left, tokens = plan.devices * plan.memory - needed, plan.kv_tokens[precision]
+        fits = f"{_size(left):>14}{tokens:>12,}" if left > 0 else f"{'does not fit':>14}{0:>12}"
         lines.append(f"{precision:<10}{_size(needed):>12}{fits}")
     lines += [
         "",
@@ -216,7 +232,8 @@ def as_text(plan: Plan) -> str:
 def _rank_lines(plan: Plan) -> list[str]:
     """What each rank has, the blocks that they share, and what is there more than once."""
     head = f"{'rank':<6}" + "".join(f"{name:>14}" for name in _RANGES.values())
-    lines = [f"{len(plan.ranks)} ranks, which share the KV memory", "", head]
+    shares = "each with a device" if plan.devices > 1 else "which share the KV memory"
+    lines = [f"{len(plan.ranks)} ranks, {shares}", "", head]
     lines[-1] += "".join(f"{name:>12}" for name in PRECISIONS)
     for rank in plan.ranks:
         ranges = "".join(f"{first:>7} - {end - 1:<4}" for first, end in (getattr(rank, name) for name in _RANGES))
@@ -236,7 +253,8 @@ def _replication_notes(plan: Plan) -> list[str]:
     notes = ["Every rank of a stage has the norms, and the routers of experts."]
     shared = Counter((rank.layers, head) for rank in plan.ranks for head in range(*rank.kv_heads))
     if most := max(shared.values()) - 1:
-        notes.append(f"Up to {most + 1} ranks have the projections of the same KV head; its blocks are there once.")
+        blocks = "on each of their devices" if plan.devices > 1 else "there once"
+        notes.append(f"Up to {most + 1} ranks have the projections of the same KV head; its blocks are {blocks}.")
     if plan.tied_in_stages:
         notes.append("The first stage has the embedding and the last one the head, although they are the same weights.")
     return notes
@@ -259,7 +277,9 @@ def _notes(plan: Plan) -> list[str]:
         notes.append(
             f"On a CPU 16-bit weights take {_size(plan.tied_head_bytes)} more: the tied head is stored on its own."
         )
-    if plan.ranks:
+    if plan.devices > 1:
+        notes.append("KV blocks are as many as fit the device with the least room: each has its part of every block.")
+    elif plan.ranks:
         notes += [
             "Ranks compute with torch, in float32, and so are keys and values, unless --dtype says bfloat16.",
             "Each process takes 0.4 GiB of libraries in addition, of which most is shared.",
@@ -305,6 +325,12 @@ def _plan(words: Sequence[str]) -> None:
         parser.add_argument(
             f"--{name}-parallel", type=positive, metavar="N", default=1, help=f"{what} (default: %(default)s)"
         )
+    parser.add_argument(
+        "--device",
+        choices=["cpu", "cuda"],
+        default="cpu",
+        help="where several processes compute: with cuda each has a device, and --memory is that of one (%(default)s)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
     arguments = parser.parse_args(words)
     ignore_broken_pipe()  # while a hub is asked
@@ -316,6 +342,7 @@ def _plan(words: Sequence[str]) -> None:
         arguments.kv_dtype,
         arguments.tensor_parallel,
         arguments.pipeline_parallel,
+        arguments.device == "cuda",
     )
     exit_on_broken_pipe()
     print(json.dumps(asdict(plan), indent=2) if arguments.json else as_text(plan))

@@ -41,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive,
         metavar="N",
         default=1,
-        help="processes on this host that divide each layer, computing with torch (default: %(default)s)",
+        help="processes on this host that divide each layer, each on a CUDA device of its own or all with torch on the "
+        "CPU (default: %(default)s)",
     )
     parser.add_argument(
         "--pipeline-parallel",

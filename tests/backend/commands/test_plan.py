@@ -279,6 +279,21 @@ def test_the_planned_weights_of_a_rank_are_what_it_loads(tensor: int, stages: in
         assert (rank.layers, rank.vocabulary) == tuple((of.start, of.stop) for of in (part.layers, part.vocabulary))
 
 
+def test_ranks_with_devices_have_as_many_blocks_as_the_fullest_one_holds() -> None:
+    """Blocks of each precision fit every device beside its weights, and one more does not fit one of them."""
+    memory = 80 * 2**30
+    plan = make_plan("m", read_hf_config(SEVENTY, "config.json"), memory, "auto", 4, 1, on_devices=True)
+    assert plan.devices == 4
+    for name in ("bfloat16", "int4"):
+        tokens = plan.kv_tokens[name]
+        room = [memory - rank.weight_bytes[name] - tokens * rank.kv_bytes_per_token[name] for rank in plan.ranks]
+        assert min(room) >= 0
+        assert any(left < rank.kv_bytes_per_token[name] for left, rank in zip(room, plan.ranks, strict=True))
+        assert plan.kv_blocks[name] == tokens // 16
+    assert "on each of 4 devices" in as_text(plan)
+    assert "4 ranks, each with a device" in as_text(plan)
+
+
 async def test_the_command_plans_ranks(tmp_path: Path) -> None:
     """The command prints a row for each rank, and refuses a division that there is not."""
     (tmp_path / "config.json").write_text(json.dumps(SEVENTY))
@@ -286,6 +301,8 @@ async def test_the_command_plans_ranks(tmp_path: Path) -> None:
     status, out, err = await command(*words, "--tensor-parallel", "2", "--pipeline-parallel", "2", "--json")
     assert (status, err) == (0, "")
     assert [rank["layers"] for rank in json.loads(out)["ranks"]] == [[0, 40], [0, 40], [40, 80], [40, 80]]
+    status, out, _ = await command(*words, "--tensor-parallel", "2", "--device", "cuda", "--json")
+    assert (status, json.loads(out)["devices"]) == (0, 2)
     status, _, err = await command(*words, "--pipeline-parallel", "81")
     assert (status, err.count("\n")) == (1, 1)
     assert "--pipeline-parallel 81: this model has 80 layers, expected at most as many stages" in err

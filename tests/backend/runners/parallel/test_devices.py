@@ -62,7 +62,7 @@ def run_schedule(runner: ModelRunner) -> torch.Tensor:
     tokens = random_tokens(100)
     first, second = (Paged(tokens[own * 50 :], list(range(own * 8, own * 8 + 8))) for own in range(2))
     outputs = []
-    for chunks in ([(first, 20), (second, 33)], [(first, 1), (second, 1)], [(first, 17), (second, 1)]):
+    for chunks in ([(first, 30), (second, 5)], [(first, 1), (second, 1)], [(first, 3), (second, 1)]):
         output = runner.run(step_of(chunks))
         outputs.append(torch.cat([output.logits, output.hidden], dim=1))
     return torch.cat(outputs)
@@ -78,8 +78,8 @@ def test_logits_are_those_of_one_device(name: str, tmp_path: Path) -> None:
         expected, got = run_schedule(one), run_schedule(many)
         assert float(expected.abs().max()) > 1
         assert float((got - expected).abs().max()) < MOST
-        prompt = random_tokens(20, seed=7)
-        assert continued(many, prompt, 8) == continued(one, prompt, 8)
+        prompt = random_tokens(9, seed=7)
+        assert continued(many, prompt, 6) == continued(one, prompt, 6)
 
 
 def test_a_draft_that_branches_is_seen_by_every_rank(tmp_path: Path) -> None:
