@@ -15,6 +15,7 @@ from backend.api.metrics import Metrics
 from backend.commands.command_line import Parser
 from backend.commands.serve import add_arguments
 from backend.engine.stats import EngineStats
+from cache.semantic.evaluation.__main__ import parser as eval_pairs_parser
 from gateway import metrics
 from gateway.settings import refusals
 from gateway.settings.backend import BackendSettings
@@ -66,15 +67,28 @@ def backend_table() -> str:
         _row(f"`--{name.replace('_', '-')}` of `keepgate serve`<br>`backend.{name}`", texts[name])
         for name in sorted(settings - {action.dest for action in parser._actions})
     ]
+    lines += [
+        _row(option + (f"<br>`backend.{name}`" if name in settings else ""), text)
+        for name, option, text in _options(parser)
+    ]
+    return "\n".join(lines)
+
+
+def eval_pairs_table() -> str:
+    """Every option of `keepgate eval-pairs`."""
+    rows = [_row(option, text) for _, option, text in _options(eval_pairs_parser()) if option]
+    return "\n".join(["| option | |", "|---|---|", *rows])
+
+
+def _options(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, str]]:
+    """Of each option: the name of its value, how it is written, what it does."""
     for action in parser._actions:
         if isinstance(action, argparse._HelpAction) or action.help == argparse.SUPPRESS:
             continue
         option = ", ".join(f"`{word}`" for word in action.option_strings)
         values = ", ".join(f"`{choice}`" for choice in action.choices or ())
-        setting = f"<br>`backend.{action.dest}`" if action.dest in settings else ""
         text = parser._get_formatter()._expand_help(action) + (f" *One of* {values}." if values else "")
-        lines.append(_row(option + setting, text))
-    return "\n".join(lines)
+        yield action.dest, option, text
 
 
 def gateway_metrics() -> str:
@@ -151,6 +165,7 @@ def _metrics_table(found: Iterator[tuple[str, str, str]]) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "settings": settings_table,
     "backend-options": backend_table,
+    "eval-pairs-options": eval_pairs_table,
     "gateway-metrics": gateway_metrics,
     "backend-metrics": backend_metrics,
 }

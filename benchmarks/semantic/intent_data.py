@@ -2,7 +2,6 @@
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -10,27 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.semantic.embedding.load import load_encoder
+from cache.semantic.evaluation.streams.simulation import Questions
+from cache.semantic.evaluation.vectors import vectors_of
 
 Split = Literal["train", "test"]
-Ints = npt.NDArray[np.int64]
 
 _DATA = Path(__file__).resolve().parents[1] / "data" / "semantic"
 # Questions out of scope: each wants something else, so that no other's answer is right.
 _OUT_OF_SCOPE = "oos"
 _SPARSE = 12
-_BATCH = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Questions:
-    """`texts`, and by number the answer that is right for each, int64 [texts]."""
-
-    texts: tuple[str, ...]
-    answers: Ints
-
-    def __add__(self, other: "Questions") -> "Questions":
-        shifted = other.answers + self.answers.max() + 1
-        return Questions(self.texts + other.texts, np.concatenate([self.answers, shifted]))
 
 
 def banking77(split: Split) -> Questions:
@@ -69,14 +56,7 @@ def sparse(questions: Questions) -> Questions:
 
 def embedded(texts: Sequence[str], folder: Path) -> npt.NDArray[np.float32]:
     """Their vectors by the default model, float32 [texts, dimensions]; kept in `folder` are exported models."""
-    encoder = load_encoder("default", folder)
-    # Texts of about one length go together: the short ones of a batch are computed as long as its longest.
-    order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
-    batches = [order[start : start + _BATCH] for start in range(0, len(order), _BATCH)]
-    vectors = np.concatenate([encoder.encode([texts[place] for place in batch]) for batch in batches])
-    placed = np.empty_like(vectors)
-    placed[order] = vectors
-    return placed
+    return vectors_of(texts, load_encoder("default", folder))
 
 
 def _questions(rows: Sequence[tuple[str, str]]) -> Questions:

@@ -18,10 +18,11 @@ import numpy as np
 from benchmarks.harness.measurement import Figure, Row, Target
 from benchmarks.harness.processes import CannotMeasure, run_on_subject_core
 from benchmarks.semantic.index import Mixture
-from benchmarks.semantic.intent_data import Questions, banking77, clinc150, embedded
+from benchmarks.semantic.intent_data import banking77, clinc150, embedded
 from cache.semantic.embedding.embedder import open_embedder
 from cache.semantic.embedding.load import load_encoder
 from cache.semantic.embedding.model_files import models_folder
+from cache.semantic.evaluation.streams.simulation import Questions
 from cache.semantic.index.index import VectorIndex
 from cache.semantic.index.table import Floats, Rows
 from cache.semantic.judge.embedding_judge import EmbeddingJudge

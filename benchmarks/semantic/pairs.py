@@ -11,8 +11,9 @@ from benchmarks.harness.measurement import Figure, Row, Target
 from benchmarks.harness.processes import ROOT, CannotMeasure
 from cache.semantic.embedding.load import load_encoder
 from cache.semantic.embedding.model_files import models_folder
-from cache.semantic.evaluation.pairs import LabelledPair, PairsError, read_pairs
+from cache.semantic.evaluation.pairs import LabelledPair, read_pairs
 from cache.semantic.evaluation.report import Report, report_on
+from cache.semantic.evaluation.rows import UnreadableFile
 from cache.semantic.evaluation.verdicts import verdicts_of
 
 PAIRS = "KEEPGATE_BENCH_PAIRS"
@@ -45,7 +46,7 @@ def _measure(files: Sequence[Path]) -> Figure:
     for file in files:
         try:
             rows += _rows(report(file.name, read_pairs(file)))
-        except PairsError as error:
+        except UnreadableFile as error:
             raise CannotMeasure(f"{PAIRS}: {error}") from error
     return Figure(figure="semantic_pairs", title="Pairs of questions", method=_METHOD, rows=tuple(rows))
 

@@ -5,24 +5,26 @@ import random
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from benchmarks.harness.measurement import Figure, Row, Target
-from benchmarks.semantic.intent_data import Questions, banking77, clinc150, embedded, half_unrepeatable, sparse
+from benchmarks.semantic.intent_data import banking77, clinc150, embedded, half_unrepeatable, sparse
 from benchmarks.semantic.peer_caches.banking import answers_of
 from benchmarks.semantic.stream_answers import AnswerJudge
-from benchmarks.semantic.stream_simulation import (
+from cache.semantic.evaluation.streams.simulation import (
+    Checkpoint,
     Outcome,
+    Questions,
     SimulatedJudge,
     Stream,
     StreamJudge,
     best_within,
     serve_by_policy,
     serve_by_threshold,
+    serve_in_budget,
 )
-from cache.semantic.policy.budget import AUDIT_SHARE, BudgetPolicy
+from cache.semantic.policy.budget import AUDIT_SHARE
 from cache.semantic.policy.posterior import JudgeError
 from cache.semantic.policy.vcache import VCachePolicy
 
@@ -55,11 +57,6 @@ caches do. "That are wrong in delta": against the best threshold that is wrong n
 spends less than its budget, the hindsight all of it. vCache is arXiv 2502.03771, without guards and storing only
 questions whose answer is new, which serves it best: with the guards and every question stored its entries hardly
 learn, and it serves a tenth of that."""
-
-
-class _Run(NamedTuple):
-    outcome: Outcome
-    upper: float
 
 
 async def measure(quick: bool) -> Figure:
@@ -131,13 +128,11 @@ def _dice(seed: int) -> random.Random:
     return random.Random(seed)  # noqa: S311  # reproducible
 
 
-def _budget(stream: Stream, order: int, delta: float, judge: StreamJudge) -> _Run:
-    policy = BudgetPolicy(delta, judge.error, _dice(order + 1))
-    outcome = serve_by_policy(stream, stream.order(order), policy, judge, order)
-    return _Run(outcome, policy.figures()["wrong_upper"])
+def _budget(stream: Stream, order: int, delta: float, judge: StreamJudge) -> Checkpoint:
+    return serve_in_budget(stream, stream.order(order), order, delta, judge).end
 
 
-def _wrong_rows(what: str, delta: float, runs: Sequence[_Run]) -> list[Row]:
+def _wrong_rows(what: str, delta: float, runs: Sequence[Checkpoint]) -> list[Row]:
     beside = tuple({"hits": run.outcome.hits, "audits": run.outcome.audits, "bound": run.upper} for run in runs)
     wrong = tuple(run.outcome.wrong for run in runs)
     return [

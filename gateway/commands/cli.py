@@ -37,7 +37,7 @@ examples:
   keepgate train-medusa ./Llama-3.2-1B --text text.txt --out heads   heads that make answers faster
   keepgate eval ./Llama-3.2-1B-int4 --text test.txt --reference ./Llama-3.2-1B     what that has lost
   keepgate profile --requests questions.jsonl      where time and memory of the engine go, and what bounds its speed
-  keepgate eval-pairs pairs.csv                    what a semantic cache would do on labelled pairs of prompts
+  keepgate eval-pairs pairs.csv                    what a semantic cache would do on your questions
   keepgate replay trace.jsonl --capacity 5000      what a prefix store of that many blocks would have found
   keepgate simulate --trace trace.jsonl            what a fleet of gateways, Redis nodes and backends would do
 
@@ -193,7 +193,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         "profile", help="show where time and memory of the engine go; see `keepgate profile --help`"
     )
     pairs = commands.add_parser(
-        "eval-pairs", help="show what a semantic cache would do on labelled pairs; see `keepgate eval-pairs --help`"
+        "eval-pairs", help="show what a semantic cache would do on your questions; see `keepgate eval-pairs --help`"
     )
     replay = commands.add_parser(
         "replay", help="show what a prefix store would have found of recorded traffic; see `keepgate replay --help`"

@@ -12,11 +12,11 @@ import pytest
 
 from benchmarks.harness.measurement import RATIO
 from benchmarks.harness.processes import ROOT, CannotMeasure
-from benchmarks.semantic.intent_data import Questions, banking77, half_unrepeatable
+from benchmarks.semantic.intent_data import banking77, half_unrepeatable
 from benchmarks.semantic.peer_caches.banking import MAX_WRONG, THRESHOLDS, Asked, answers_of, hindsight
 from benchmarks.semantic.peer_caches.stream import Job, Outcome, serve
 from benchmarks.semantic.peers import GPTCACHE, REDISEARCH, REDISVL, Run, peers_of, rows_of
-from benchmarks.semantic.stream_simulation import Stream, serve_by_threshold
+from cache.semantic.evaluation.streams.simulation import Questions, Stream, serve_by_threshold
 
 
 class ByFirstWord:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.semantic.intent_data import Questions, banking77, embedded, half_unrepeatable
-from benchmarks.semantic.stream_simulation import Stream, serve_by_threshold
+from benchmarks.semantic.intent_data import banking77, embedded, half_unrepeatable
+from cache.semantic.evaluation.streams.simulation import Questions, Stream, serve_by_threshold
 
 MAX_WRONG = 0.01
 """Of all requests, for a threshold that is chosen in hindsight."""

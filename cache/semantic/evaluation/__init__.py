@@ -1,6 +1,7 @@
-"""`keepgate eval-pairs`: what a semantic cache would do on labelled pairs of prompts.
+"""`keepgate eval-pairs`: what a semantic cache would do on labelled pairs of prompts, or on a stream of questions.
 
-pairs.py reads the file, verdicts.py computes similarities and guards, cross_validation.py runs the policy, report.py
-prints the result; check.py says for `keepgate doctor` whether the embedding model can be served here. Read report.py
-first. Uses embedding, guards, language and policy.
+rows.py reads a file. Of pairs: pairs.py takes them from its rows, verdicts.py computes similarities and vetoes,
+cross_validation.py runs the policy, report.py prints the result. Of streams, which the benchmarks ask too: streams/.
+check.py says for `keepgate doctor` whether the embedding model can be served here. Read report.py first. Uses
+embedding, guards, language and policy.
 """

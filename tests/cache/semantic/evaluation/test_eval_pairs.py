@@ -113,7 +113,10 @@ def test_pairs_of_one_class_have_no_figures_of_the_other(eval_pairs: Command, tm
         (("none.csv", "--delta", "1"), "'1' is no share"),
         (("none.csv", "--delta", "a"), "'a' is no share"),
         (("none.csv", "--delta", "nan"), "'nan' is no share"),
-        ((), "FILE.csv"),
+        ((), "FILE"),
+        (("none.csv", "--judge-recall", "2"), "'2' is no share"),
+        (("none.csv", "--orders", "-1"), "'-1' is no count"),
+        (("none.csv", "--seed", "x"), "'x' is no count"),
         (("none.csv", "--treshold", "1"), "unrecognized arguments: --treshold"),
     ],
 )
@@ -133,3 +136,70 @@ def test_a_missing_model_is_named(eval_pairs: Command, file: Path) -> None:
     assert done.returncode == 1
     assert "no/such-model" in done.stderr.strip().splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two hundred questions with three answers, two of them asked twice."""
+    path = tmp_path_factory.mktemp("stream") / "log.jsonl"
+    words = ("please", "now", "today", "quickly", "again", "there", "first", "then")
+    asked = [
+        {"question": f"{question} {one} {other}", "answer_id": number, "lang": "en"}
+        for one in words
+        for other in words
+        for number, question in enumerate(QUESTIONS)
+    ]
+    path.write_text("\n".join(map(json.dumps, [*asked, *asked[:2]])), encoding="utf-8")
+    return path
+
+
+def test_a_stream_is_asked_in_its_order(eval_pairs: Command, stream: Path) -> None:
+    """The report has the hits, the wrong ones and the bound by checkpoints."""
+    figures = report(eval_pairs(str(stream), "--json", "--delta", "0.05", "--model", str(eval_pairs.model)))
+    assert (figures["requests"], figures["repeats"], figures["asked"], figures["answers"]) == (194, 2, 192, 3)
+    assert (figures["delta"], figures["orders"]) == (0.05, 0)
+    assert figures["judge"] == {"recall": 0.98, "false_same": 0.01}
+    assert [point["asked"] for point in figures["checkpoints"]][-1] == 192
+    assert {"latest_hits", "hits", "wrong", "audits", "bound"} <= figures["checkpoints"][0].keys()
+    assert figures["languages"].keys() == {"en"}
+
+
+def test_a_stream_is_asked_in_random_orders(eval_pairs: Command, stream: Path) -> None:
+    """As many as are wanted, the same ones for one seed."""
+    words = ("--orders", "2", "--seed", "7", "--judge-recall", "1", "--judge-false-same", "0")
+    tables = {eval_pairs(str(stream), *words, "--model", str(eval_pairs.model)).stdout for _ in range(2)}
+    (table,) = tables
+    for expected in ("194 requests", "recall 1 and false same 0", "mean of 2 random orders, seed 7", "worst"):
+        assert expected in table
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--orders", "2"), "--orders is for streams, and {file} has pairs"),
+        (("--judge-false-same", "0.5"), "--judge-false-same is for streams"),
+    ],
+)
+def test_an_option_of_streams_is_refused_for_pairs(
+    eval_pairs: Command, file: Path, words: tuple[str, ...], message: str
+) -> None:
+    """It would do nothing."""
+    done = eval_pairs(str(file), *words)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert message.format(file=file) in done.stderr
+
+
+def test_a_judge_that_tells_nothing_apart_is_refused(eval_pairs: Command, stream: Path) -> None:
+    """Before anything is computed."""
+    done = eval_pairs(str(stream), "--judge-recall", "0.01")
+    assert done.returncode == 2
+    assert "--judge-recall must be above --judge-false-same, and 0.01 is not above 0.01" in done.stderr
+
+
+def test_a_bad_row_of_a_stream_is_named(eval_pairs: Command, tmp_path: Path) -> None:
+    """With file, line and column."""
+    path = tmp_path / "log.csv"
+    path.write_text("question,answer_id\nWho?,1\n,2\n", encoding="utf-8")
+    done = eval_pairs(str(path))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"keepgate eval-pairs: {path}, line 3, column question: is empty")

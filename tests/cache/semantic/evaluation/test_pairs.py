@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cache.semantic.evaluation.pairs import LabelledPair, PairsError, read_pairs
+from cache.semantic.evaluation.pairs import LabelledPair, read_pairs
+from cache.semantic.evaluation.rows import UnreadableFile
 
 
 def written(folder: Path, content: str | bytes) -> Path:
@@ -44,7 +45,7 @@ def test_labels_are_read_as_pandas_writes_them(tmp_path: Path) -> None:
     [
         ("", "is empty"),
         ("\n\n", "is empty"),
-        (HEADER, "has no pair below its header line"),
+        (HEADER, "has no row below its header line"),
         ("text_a,text_b\na,b\n", "line 1: has no column label; it must name text_a, text_b, label, not text_a, text_b"),
         ("text_a,label,text_b,label\na,1,b,1\n", "line 1: names the column label more than once"),
         (HEADER + "a,b,1\na,b,yes\n", "line 3, column label: 'yes' is no label; it must be 1, 0, true or false"),
@@ -57,9 +58,9 @@ def test_labels_are_read_as_pandas_writes_them(tmp_path: Path) -> None:
     ],
 )
 def test_an_invalid_file_is_refused_in_one_line(tmp_path: Path, content: str | bytes, message: str) -> None:
-    """An invalid file raises PairsError with the file, the line and the column in one line."""
+    """An invalid file raises UnreadableFile with the file, the line and the column in one line."""
     path = written(tmp_path, content)
-    with pytest.raises(PairsError) as caught:
+    with pytest.raises(UnreadableFile) as caught:
         read_pairs(path)
     assert str(caught.value).startswith(f"{path}")
     assert message in str(caught.value)
@@ -67,8 +68,8 @@ def test_an_invalid_file_is_refused_in_one_line(tmp_path: Path, content: str | b
 
 
 def test_a_file_that_cannot_be_opened_is_named_with_the_reason(tmp_path: Path) -> None:
-    """A path that cannot be opened raises PairsError with the system's reason."""
-    with pytest.raises(PairsError, match="Is a directory"):
+    """A path that cannot be opened raises UnreadableFile with the system's reason."""
+    with pytest.raises(UnreadableFile, match="Is a directory"):
         read_pairs(tmp_path)
-    with pytest.raises(PairsError, match="No such file"):
+    with pytest.raises(UnreadableFile, match="No such file"):
         read_pairs(tmp_path / "none.csv")

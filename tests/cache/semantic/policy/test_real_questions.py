@@ -5,9 +5,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from benchmarks.semantic.intent_data import Questions, banking77, clinc150, half_unrepeatable, sparse
-from benchmarks.semantic.stream_simulation import (
+from benchmarks.semantic.intent_data import banking77, clinc150, half_unrepeatable, sparse
+from cache.semantic.evaluation.streams.simulation import (
     Outcome,
+    Questions,
     SimulatedJudge,
     Stream,
     best_within,

@@ -1,19 +1,22 @@
 """A semantic cache whose questions have known answers: what each policy serves of a stream, and how much is wrong."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.semantic.intent_data import Ints, Questions
 from cache.semantic.language.text import Text
+from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.consensus import GuardResult, guard_result, matching_question
 from cache.semantic.policy.label import Label, Source
 from cache.semantic.policy.policy import NEIGHBOURS, Decision, Evidence, Neighbourhood, Policy
 from cache.semantic.policy.posterior import JudgeError
+
+Ints = npt.NDArray[np.int64]
+Vectors = npt.NDArray[np.float32]
 
 # So many nearest questions are listed in advance for each; where too few of them are stored, all stored are searched.
 _LISTED = 512
@@ -62,6 +65,50 @@ class Outcome:
     audits: float
 
 
+class Step(NamedTuple):
+    """What came of one request: whether it was a hit, and if so a wrong one, and audited."""
+
+    hit: bool
+    wrong: bool
+    audit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """How it stood when `asked` requests were answered.
+
+    `outcome` is of all of them. `upper` is what the policy then said: its upper bound of wrong answers per request.
+    """
+
+    asked: int
+    outcome: Outcome
+    upper: float
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A stream that was asked to its end: each request in the order of asking, and how it stood on the way."""
+
+    steps: list[Step]
+    checkpoints: list[Checkpoint]
+
+    @property
+    def end(self) -> Checkpoint:
+        return self.checkpoints[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """`texts`, and by number the answer that is right for each, int64 [texts]."""
+
+    texts: tuple[str, ...]
+    answers: Ints
+
+    def __add__(self, other: "Questions") -> "Questions":
+        shifted = other.answers + self.answers.max() + 1
+        return Questions(self.texts + other.texts, np.concatenate([self.answers, shifted]))
+
+
 class Stream:
     """Questions that can be asked in any order; what does not depend on the order is computed once.
 
@@ -69,7 +116,7 @@ class Stream:
         vectors: of the questions, float32 [questions, dimensions], of unit length.
     """
 
-    def __init__(self, questions: Questions, vectors: npt.NDArray[np.float32]) -> None:
+    def __init__(self, questions: Questions, vectors: Vectors) -> None:
         self.answers: Ints = questions.answers
         self.size = len(questions.texts)
         self.vectors = vectors
@@ -92,7 +139,7 @@ class Stream:
     def order(self, seed: int) -> Ints:
         return np.random.default_rng(seed).permutation(self.size)
 
-    def nearest(self, question: int, stored: npt.NDArray[np.bool_], most: int) -> tuple[Ints, npt.NDArray[np.float32]]:
+    def nearest(self, question: int, stored: npt.NDArray[np.bool_], most: int) -> tuple[Ints, Vectors]:
         """The `most` nearest stored questions, and their similarities, falling."""
         near = self._near[question]
         places = np.flatnonzero(stored[near])[:most]
@@ -118,9 +165,37 @@ class Stream:
         return said
 
 
+def serve_in_budget(
+    stream: Stream, order: Ints, seed: int, delta: float, judge: StreamJudge, checkpoints: Sequence[int] = ()
+) -> Run:
+    """What the default policy serves with a budget of `delta`; `checkpoints` are numbers of requests, besides all."""
+    policy = BudgetPolicy(delta, judge.error, random.Random(seed + 1))  # noqa: S311  # reproducible
+    wanted = {*checkpoints, stream.size}
+    steps: list[Step] = []
+    reached = []
+    for step in steps_by_policy(stream, order, policy, judge, seed):
+        steps.append(step)
+        if len(steps) in wanted:
+            reached.append(Checkpoint(len(steps), outcome_of(steps), policy.figures()["wrong_upper"]))
+    return Run(steps, reached)
+
+
 def serve_by_policy(
     stream: Stream, order: Ints, policy: Policy, judge: StreamJudge, seed: int, bare: bool = False
 ) -> Outcome:
+    """The outcome of all of `steps_by_policy`."""
+    return outcome_of(list(steps_by_policy(stream, order, policy, judge, seed, bare)))
+
+
+def outcome_of(steps: Sequence[Step]) -> Outcome:
+    """The shares of one step or more."""
+    hits, wrong, audits = np.mean(np.array(steps, dtype=np.float64), axis=0).tolist()
+    return Outcome(hits, wrong, audits)
+
+
+def steps_by_policy(
+    stream: Stream, order: Ints, policy: Policy, judge: StreamJudge, seed: int, bare: bool = False
+) -> Iterator[Step]:
     """What a policy serves: every question is weighed, guarded and decided; misses are stored, and teach it.
 
     A `bare` cache is one for vCache: it has no guards, and stores a question only if its answer is not that of the
@@ -129,7 +204,6 @@ def serve_by_policy(
     chance = random.Random(seed)  # noqa: S311  # reproducible
     stored = np.zeros(stream.size, dtype=np.bool_)
     groups = np.arange(stream.size)
-    hits = wrong = audits = 0
     for asked in order.tolist():
         near, similarities = stream.nearest(asked, stored, NEIGHBOURS)
         evidence, source = None, -1
@@ -137,10 +211,6 @@ def serve_by_policy(
             around = Neighbourhood([str(n) for n in near], similarities.tolist(), list(map(str, groups[near].tolist())))
             evidence, source = _guarded(stream, asked, near, policy.weigh(around), bare)
         decision = policy.decide(evidence)
-        if decision.serve:
-            hits += 1
-            wrong += int(stream.answers[source] != stream.answers[asked])
-            audits += decision.audit
         verdicts: dict[int, bool | None] = {}
         if not decision.serve or decision.audit:
             for other, similarity in _compared(near, similarities, groups, source, decision.audit):
@@ -155,7 +225,8 @@ def serve_by_policy(
         if not decision.serve and not (bare and verdict):
             stored[asked] = True
             groups[asked] = next((groups[other] for other, said in verdicts.items() if said), asked)
-    return Outcome(hits / stream.size, wrong / stream.size, audits / stream.size)
+        is_wrong = decision.serve and bool(stream.answers[source] != stream.answers[asked])
+        yield Step(decision.serve, is_wrong, decision.serve and decision.audit)
 
 
 def serve_by_threshold(stream: Stream, order: Ints, threshold: float, guarded: bool) -> Outcome:
@@ -188,7 +259,7 @@ def _guarded(stream: Stream, asked: int, near: Ints, evidence: Evidence, bare: b
 
 
 def _compared(
-    near: Ints, similarities: npt.NDArray[np.float32], groups: Ints, source: int, only_source: bool
+    near: Ints, similarities: Vectors, groups: Ints, source: int, only_source: bool
 ) -> list[tuple[int, float]]:
     """What was or would have been served, and the nearest of each other answer."""
     chosen: dict[int, tuple[int, float]] = {}

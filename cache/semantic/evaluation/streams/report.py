@@ -1,0 +1,182 @@
+"""The report on a stream of questions, for programs and for people."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from cache.semantic.embedding.encoder import Encoder
+from cache.semantic.evaluation.streams.reading import AskedQuestion, StreamOptions, without_repeats
+from cache.semantic.evaluation.streams.simulation import (
+    Ints,
+    Questions,
+    Run,
+    SimulatedJudge,
+    Stream,
+    serve_by_threshold,
+    serve_in_budget,
+)
+from cache.semantic.evaluation.vectors import vectors_of
+from cache.semantic.policy.budget import WARM_LABELS
+from cache.semantic.policy.posterior import JudgeError
+
+THRESHOLDS = (0.80, 0.85, 0.90, 0.95, 0.98)
+CHECKPOINTS = 10
+
+Report = dict[str, Any]
+
+
+def report_on_stream(
+    file: str,
+    asked: Sequence[AskedQuestion],
+    encoder: Encoder,
+    progress: Callable[[str], None],
+    delta: float,
+    options: StreamOptions,
+) -> Report:
+    """All figures of a stream as JSON values: of the policy with budget `delta`, and of static THRESHOLDS with guards.
+
+    Shares are of the questions that reach the semantic cache. `progress` is told now and then how far it is.
+    """
+    judge, seed = JudgeError(options.judge_recall, options.judge_false_same), options.seed
+    once, repeats = without_repeats(asked)
+    texts = [question.text for question in once]
+    vectors = vectors_of(texts, encoder, lambda done: progress(f"{done} of {len(once)} questions embedded"))
+    # A text without a direction is near nothing.
+    stream = Stream(questions_of(once), np.nan_to_num(vectors))
+    marks = sorted({round(stream.size * part / CHECKPOINTS) for part in range(1, CHECKPOINTS + 1)} - {0})
+    arranged = [stream.order(seed + number) for number in range(options.orders)] or [np.arange(stream.size)]
+    simulated = SimulatedJudge("simulated", judge)
+    runs = []
+    for number, order in enumerate(arranged):
+        progress(f"{number} of {len(arranged)} orders asked")
+        runs.append(serve_in_budget(stream, order, seed + number, delta, simulated, marks))
+    figures = [_figures(run) for run in runs]
+    return {
+        "file": file,
+        "requests": len(asked),
+        "repeats": repeats.questions,
+        "repeats_with_other_answers": repeats.other_answers,
+        "asked": stream.size,
+        "answers": len(np.unique(stream.answers)),
+        "model": encoder.name,
+        "delta": delta,
+        "judge": {"recall": judge.recall, "false_same": judge.false_same},
+        "orders": options.orders,
+        "seed": seed,
+        "checkpoints": [_together(points) for points in zip(*figures, strict=True)],
+        "runs": figures,
+        "static": {f"{threshold:.2f}": _static(stream, arranged, threshold) for threshold in THRESHOLDS},
+        "languages": _languages(once, arranged, runs),
+        "notes": _notes(stream.size, runs, repeats.other_answers),
+    }
+
+
+def questions_of(asked: Sequence[AskedQuestion]) -> Questions:
+    """The texts, and numbers for their answers."""
+    numbers: dict[str, int] = {}
+    answers = np.array([numbers.setdefault(question.answer, len(numbers)) for question in asked], dtype=np.int64)
+    return Questions(tuple(question.text for question in asked), answers)
+
+
+def _figures(run: Run) -> list[dict[str, float]]:
+    """Of each checkpoint; `latest_hits` is the share of hits since the one before."""
+    figures: list[dict[str, float]] = []
+    before = 0
+    for point in run.checkpoints:
+        outcome = point.outcome
+        latest = float(np.mean([step.hit for step in run.steps[before : point.asked]]))
+        figures.append(
+            {
+                "asked": point.asked,
+                "latest_hits": latest,
+                "hits": outcome.hits,
+                "wrong": outcome.wrong,
+                "audits": outcome.audits,
+                "bound": point.upper,
+            }
+        )
+        before = point.asked
+    return figures
+
+
+def _together(every: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The means over the orders of one checkpoint, and the order that was worst."""
+    means = {name: float(np.mean([each[name] for each in every])) for name in every[0]}
+    return means | {"asked": every[0]["asked"], "worst_wrong": max(each["wrong"] for each in every)}
+
+
+def _static(stream: Stream, orders: Sequence[Ints], threshold: float) -> dict[str, float]:
+    outcomes = [serve_by_threshold(stream, order, threshold, guarded=True) for order in orders]
+    return {
+        "hits": float(np.mean([outcome.hits for outcome in outcomes])),
+        "wrong": float(np.mean([outcome.wrong for outcome in outcomes])),
+    }
+
+
+def _languages(asked: Sequence[AskedQuestion], orders: Sequence[Ints], runs: Sequence[Run]) -> dict[str, Any]:
+    """By language, where the file says any: how many questions, and the mean shares of them."""
+    languages = np.array([question.language for question in asked])
+    if not any(languages):
+        return {}
+    figures = {}
+    for language in np.unique(languages).tolist():
+        steps = [np.array(run.steps)[languages[order] == language] for order, run in zip(orders, runs, strict=True)]
+        hits, wrong, _ = np.mean(np.concatenate(steps), axis=0).tolist()
+        figures[language or "-"] = {"asked": len(steps[0]), "hits": hits, "wrong": wrong}
+    return figures
+
+
+def _notes(asked: int, runs: Sequence[Run], other_answers: int) -> list[str]:
+    notes = []
+    if not any(run.end.outcome.hits for run in runs):
+        notes.append(
+            f"Nothing is served before {WARM_LABELS} answers to near questions are judged, and the policy is sure"
+            f" enough: {asked} questions may be too few."
+        )
+    if other_answers:
+        notes.append(
+            f"{other_answers} of the repeated questions have another answer_id than the first time. They are left out."
+        )
+    return notes
+
+
+def format_stream_report(report: Report) -> str:
+    """The report for a person at a terminal."""
+    judge = report["judge"]
+    orders = f"mean of {report['orders']} random orders, seed {report['seed']}" if report["orders"] else "in its order"
+    columns = ("latest_hits", "hits", "wrong", "audits", "bound", *(("worst_wrong",) if report["orders"] > 1 else ()))
+    possible = 1 - report["answers"] / report["asked"]
+    lines = [
+        f"{report['file']}: {report['requests']} requests, {report['repeats']} of them repeats;"
+        f" {report['asked']} questions asked, {report['answers']} answers",
+        f"embedded with {report['model']}",
+        f"delta {report['delta']:g}; judge with recall {judge['recall']:g} and false same {judge['false_same']:g};"
+        f" {orders}",
+        "",
+        "   asked" + "".join(f"{name.partition('_')[0]:>8}" for name in columns),
+        *(f"{point['asked']:>8}{_cells(point, *columns)}" for point in report["checkpoints"]),
+        "",
+        "what a fixed similarity would serve, with the guards, to the end:",
+        *(f">= {name}{_cells(row, 'hits', 'wrong')}" for name, row in report["static"].items()),
+    ]
+    if report["languages"]:
+        lines += ["", "by language, to the end:", "language   asked    hits   wrong"]
+        lines += [
+            f"{name[:8]:<8}{row['asked']:>8}{_cells(row, 'hits', 'wrong')}" for name, row in report["languages"].items()
+        ]
+    lines += [
+        "",
+        "asked   questions so far, without repeats; the other columns are shares of them",
+        "latest  hits of the questions since the line above",
+        f"hits    answered from the cache, at most {possible:.4f}; wrong: with another answer than the right one",
+        "audits  hits that are sent to the upstream as well, and compared",
+        "bound   what the policy says is the most that are wrong, with 95 % confidence, from its audits alone",
+        *(["worst   the most that were wrong in any order"] if "worst_wrong" in columns else []),
+        *report["notes"],
+    ]
+    return "\n".join(lines)
+
+
+def _cells(figures: dict[str, float], *names: str) -> str:
+    return "".join(f"{figures[name]:>8.4f}" for name in names)
