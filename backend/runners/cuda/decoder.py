@@ -98,7 +98,8 @@ class CudaDecoder:
     def linears(self) -> list[Linear]:
         """Every dense matrix that a step multiplies with."""
         layers = [layer.qkv + layer.output + layer.gate_up + layer.down for layer in self._layers]
-        return [part for merged in (self._head, *layers) for part in merged if isinstance(part, Linear)]
+        parts = [part for merged in (self._head, *layers) for part in merged if isinstance(part, Linear)]
+        return [part for part in parts if part.weight.shape[0]]  # a part of a model may have no rows of the head
 
     def move_kv(self, moves: Sequence[tuple[int, int]]) -> None:
         """See ``ModelRunner.move_kv``."""
