@@ -190,6 +190,10 @@ semantic_embedder_failures = _of_host(
 semantic_reembedding_left = _of_host(
     "semantic_reembedding_left", "Stored questions that have no vector of the present embedding model yet."
 )
+semantic_recall_at_1 = _of_host(
+    "semantic_recall_at_1",
+    "Share of searches whose first result is the nearest of all, of the last thousand that were compared.",
+)
 semantic_labels = _of_host("semantic_labels", "Judgements that the policy has learned from, as many as still count.")
 semantic_delta = _of_host("semantic_delta", "The highest share of wrong answers that the settings allow.")
 semantic_wrong_ratio = _of_host("semantic_wrong_ratio", "Wrong answers per request, estimated from audits.")

@@ -184,6 +184,8 @@ class SemanticLookup:
             metrics.semantic_embedder_available.set(bool(figures["embedder"]["available"]))
             metrics.semantic_embedder_failures.set(figures["embedder"]["failures"])
             metrics.semantic_reembedding_left.set(figures["reembedding"]["left"])
+            if figures["recall_at_1"] is not None:
+                metrics.semantic_recall_at_1.set(figures["recall_at_1"])
             metrics.show_policy(figures["policy"])
 
     def _join_or_ask(self, client: SemanticClient, ask: LookupRequest) -> SemanticQuery:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from cache.semantic.index.list_builder import ListBuilder
 from cache.semantic.index.partition import Partition, Thresholds
+from cache.semantic.index.recall import Comparing, RecallWatch
 from cache.semantic.index.rows import RowStore
 from cache.semantic.index.table import Floats, Rows, unit_vector
 
@@ -37,7 +38,12 @@ class VectorIndex:
     `thresholds.one_list` entries some neighbours are missed: about 1 % of the sixteen nearest.
     """
 
-    def __init__(self, dimensions: int, thresholds: Thresholds = Thresholds()) -> None:  # noqa: B008  # frozen
+    def __init__(
+        self,
+        dimensions: int,
+        thresholds: Thresholds = Thresholds(),  # noqa: B008  # frozen
+        comparing: Comparing = Comparing(),  # noqa: B008  # frozen
+    ) -> None:
         self.dimensions = dimensions
         faiss.omp_set_num_threads(1)
         self._lock = threading.Lock()
@@ -46,6 +52,7 @@ class VectorIndex:
         self._row_of: dict[str, int] = {}
         self._name_bytes = 0
         self._builder = ListBuilder(self._store, self._lock, thresholds)
+        self.recall = RecallWatch(self._store, self._lock, self._builder.numbers, comparing)
 
     def __len__(self) -> int:
         """Entries, with expired ones that were not removed yet."""
@@ -107,6 +114,7 @@ class VectorIndex:
             cosines = self._store.table.cosines(rows, unit)
             nearest = np.argsort(-cosines, kind="stable")[:k]
             entries = self._store.entries
+            self.recall.offer(searched, unit, float(cosines[nearest[0]]) if len(nearest) else -1.0, now)
             return [(entries[rows[i]], float(cosines[i])) for i in nearest.tolist()]
 
     def settle(self, timeout: float) -> bool:
@@ -116,6 +124,7 @@ class VectorIndex:
     def close(self) -> None:
         """End the background threads. The index can still be searched."""
         self._builder.close()
+        self.recall.close()
 
     def _remove(self, entry: str) -> bool:
         row = self._row_of.pop(entry, None)

@@ -136,7 +136,7 @@ class ListBuilder:
 
     def _sample(self, partition: Partition, size: int) -> Floats:
         """Vectors of up to `size` random rows of the partition, float32 [n, d], copied piece by piece."""
-        rows = self._numbers(partition)
+        rows = self.numbers(partition)
         if len(rows) > size:
             rows = np.random.default_rng(len(rows)).choice(rows, size, replace=False)
         pieces = []
@@ -149,12 +149,12 @@ class ListBuilder:
                 pieces.append(self._rows.table.vectors(np.array(piece, np.int64)))
         return np.concatenate(pieces) if pieces else np.empty((0, 0), np.float32)
 
-    def _numbers(self, partition: Partition) -> Rows:
+    def numbers(self, partition: Partition) -> Rows:
         """The rows of the partition, int64 [n]; some may have moved while others were looked up."""
         with self._changed:
-            lists = partition.lists
+            in_use = partition.in_use
             pieces = [np.array(partition.flat, np.int64)]
-        if lists is not None:
+        for lists in in_use:
             for number in range(lists.count):
                 with self._changed:
                     pieces.append(lists.rows(number))

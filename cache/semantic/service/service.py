@@ -301,6 +301,8 @@ def _figures(
         "entries": len(neighbours.records),
         "partitions": neighbours.index.partitions,
         "bytes": neighbours.index.bytes,
+        "recall_at_1": neighbours.index.recall.at_1,
+        "recall_compared": neighbours.index.recall.compared,
         "loaded": sharing is None or sharing.loaded,
         "reembedding": {"left": 0, "done": 0, "failed": 0} if sharing is None else sharing.reembedding(),
         "writes_dropped": 0 if shared is None else shared.dropped,
