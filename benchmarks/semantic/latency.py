@@ -26,10 +26,9 @@ from cache.semantic.evaluation.streams.simulation import Questions
 from cache.semantic.index.index import VectorIndex
 from cache.semantic.index.table import Floats, Rows
 from cache.semantic.judge.embedding_judge import EmbeddingJudge
-from cache.semantic.language.text import Text
+from cache.semantic.judge.error_rates import ErrorRates
 from cache.semantic.messages import LookupRequest
 from cache.semantic.policy.budget import BudgetPolicy
-from cache.semantic.policy.consensus import guard_result
 from cache.semantic.policy.posterior import JudgeError
 from cache.semantic.service.answers import Answers
 from cache.semantic.service.labels import Labels
@@ -39,6 +38,8 @@ from cache.semantic.service.neighbours import Neighbours
 from cache.semantic.service.queues import LookupPriority
 from cache.semantic.service.records import Record
 from cache.semantic.service.semantic_cache import SemanticCache
+from cache.semantic.wording.comparison import compare
+from cache.semantic.wording.text import Text
 
 _SIZES = (10_000, 1_000_000)
 _QUESTIONS = 1_000
@@ -123,7 +124,9 @@ async def measure_here(entries: int, folder: Path) -> Measured:
     policy = BudgetPolicy(0.01, JudgeError(0.98, 0.01), random.Random(1))  # noqa: S311  # which hits are audited is no secret
     async with open_embedder(encoder) as embedder:
         figures, priority = ServiceMetrics(), LookupPriority()
-        judge, labels = EmbeddingJudge(embedder), Labels(policy, "")
+        judge = EmbeddingJudge(embedder)
+        errors = ErrorRates(judge.same_above)
+        labels = Labels(policy, errors, "", "")
         learner = Learner(
             embedder,
             neighbours,
@@ -136,7 +139,7 @@ async def measure_here(entries: int, folder: Path) -> Measured:
             priority,
             entries,
         )
-        cache = SemanticCache(embedder, neighbours, policy, learner, figures, priority, shares_purges=True)
+        cache = SemanticCache(embedder, neighbours, policy, errors, learner, figures, priority, shares_purges=True)
         before = _resident()
         pieces = _pieces(vectors, known, entries)
         for piece in pieces:
@@ -158,7 +161,7 @@ def _pair_times(asked: Sequence[str], known: Sequence[str]) -> list[float]:
     took = []
     for one, other in zip(asked, known, strict=False):
         began = time.perf_counter()
-        guard_result(Text.of(one), Text.of(other))
+        compare(Text.of(one), [Text.of(other)])
         took.append(1000 * (time.perf_counter() - began))
     return took
 

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.evaluation.cross_validation import Similarities
 from cache.semantic.evaluation.pairs import LabelledPair
-from cache.semantic.guards import refusal
-from cache.semantic.language.text import Text
+from cache.semantic.wording.comparison import compare
+from cache.semantic.wording.text import Text
 
 BATCH = 1024
 """Pairs that are embedded together; no more vectors than theirs are kept."""
@@ -45,7 +45,7 @@ def verdicts_of(pairs: Sequence[LabelledPair], encoder: Encoder, progress: Calla
         embedding_seconds += time.perf_counter() - began
         for place, pair in enumerate(batch, start):
             began = time.perf_counter()
-            refusals.append(refusal(Text.of(pair.asked), Text.of(pair.cached)))
+            refusals.append(compare(Text.of(pair.asked), [Text.of(pair.cached)]).veto or None)
             guard_seconds[place] = time.perf_counter() - began
         progress(start + len(batch))
     return Verdicts(similarities, refusals, embedding_seconds, guard_seconds)

@@ -23,7 +23,7 @@ WARM_LABELS = 60
 AUDIT_SHARE = 0.02
 """Share of all requests that are answered from the cache and asked upstream all the same, unless said otherwise."""
 
-_DEVIATIONS = 1.0
+_DEVIATIONS = 0.75
 _KIND = "budget"
 
 

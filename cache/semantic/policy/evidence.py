@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from cache.semantic.policy.policy import NEIGHBOURS, Evidence, Neighbourhood
+from cache.semantic.wording.comparison import FEATURES as WORDING_FEATURES
 
-FEATURES = 12
+FEATURES = 12 + WORDING_FEATURES
 
 # A vote's weight grows by e for each twentieth of cosine similarity.
 _SHARPNESS = 20.0
@@ -16,15 +17,17 @@ _NOBODY = 0.55
 _MIDDLE = 0.75
 _SCALE = 5.0
 _MAX_CERTAIN = 1e-3
+# Texts that were not compared are in nothing unusual.
+_UNREAD = (0.0,) * WORDING_FEATURES
 
 
 def evidence_of(neighbourhood: Neighbourhood) -> Evidence:
     """Weigh the neighbours of a question.
 
-    The features are, float64 [FEATURES]: one; the similarity s of the nearest neighbour with the answer that has most
-    votes; its margin m over the nearest with another answer; the log odds v of the answer's share of the votes; the log
-    n of how many have it; and the products s², m², v²/4, s·v/2, m·v/2, n·v/2, s·m. Log odds that are linear in s, m, v
-    and n overestimate the risk where most hits are.
+    The features are, float64 [FEATURES], the last of them for the comparison of the texts: one; the similarity s of the
+    nearest neighbour with the answer that has most votes; its margin m over the nearest with another answer; the log
+    odds v of the answer's share of the votes; the log n of how many have it; and the products s², m², v²/4, s·v/2,
+    m·v/2, n·v/2, s·m. Log odds that are linear in s, m, v and n overestimate the risk where most hits are.
     """
     entries, similarities, answers = neighbourhood
     votes: dict[str, float] = {}
@@ -38,7 +41,7 @@ def evidence_of(neighbourhood: Neighbourhood) -> Evidence:
     m = (nearest - _rival(similarities, answers, winner)) * _SCALE
     v = math.log((share + _MAX_CERTAIN) / (1.0 - share + _MAX_CERTAIN))
     n = math.log(len(members))
-    features = np.array([1.0, s, m, v, n, s * s, m * m, v * v / 4, s * v / 2, m * v / 2, n * v / 2, s * m])
+    features = np.array([1.0, s, m, v, n, s * s, m * m, v * v / 4, s * v / 2, m * v / 2, n * v / 2, s * m, *_UNREAD])
     return Evidence(members, entries[members[0]], winner, nearest, features)
 
 

@@ -33,7 +33,7 @@ class Evidence(NamedTuple):
 
     `members` are the places of the neighbours that have this answer, nearest first; `entry` and `similarity` are those
     of the nearest, `answer` is the name of what they answer. `features` are float64 [FEATURES of the policy], what the
-    policy judges by beside these.
+    policy judges by beside these; those of the wording are the last of them.
     """
 
     members: tuple[int, ...]
@@ -41,6 +41,10 @@ class Evidence(NamedTuple):
     answer: str
     similarity: float
     features: Vector
+
+    def with_wording(self, features: Sequence[float]) -> "Evidence":
+        """The same with what a comparison of the texts found: the last of the features."""
+        return self._replace(features=np.concatenate((self.features[: -len(features)], features)))
 
 
 @dataclass(frozen=True, slots=True)

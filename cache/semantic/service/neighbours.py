@@ -5,17 +5,17 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeVar, overload
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from cache.entries.key import namespace_of
 from cache.semantic.index.index import VectorIndex
-from cache.semantic.language.text import Text
-from cache.semantic.policy.consensus import matching_question
 from cache.semantic.policy.policy import NEIGHBOURS, Neighbourhood
 from cache.semantic.service.records import Record, Records
+from cache.semantic.wording.comparison import Wording, compare
+from cache.semantic.wording.text import Text
 
 T = TypeVar("T")
 Vector = npt.NDArray[np.float32]
@@ -185,10 +185,10 @@ def neighbourhood_of(near: Sequence[Neighbour]) -> Neighbourhood:
     )
 
 
-def first_allowed(text: str, near: Sequence[Neighbour], members: Sequence[int]) -> tuple[int | None, str]:
-    """The place of the member that the guards allow for `text`, or None and the guard that refuses the nearest one."""
-    place, guard = matching_question(_read(text), _Texts(near, members))
-    return None if place is None else members[place], guard
+def wording_of(text: str, near: Sequence[Neighbour], members: Sequence[int]) -> Wording:
+    """How `text` compares with the questions of these neighbours, which have one answer; its place is among `near`."""
+    wording = compare(_read(text), [_read(near[member].record.text) for member in members])
+    return wording if wording.place is None else wording._replace(place=members[wording.place])
 
 
 _read_short = functools.lru_cache(maxsize=_TEXTS_KEPT)(Text.of)
@@ -201,25 +201,3 @@ def _read(text: str) -> Text:
 def _read_ahead(text: str) -> None:
     if len(text) <= _LONGEST_KEPT:
         _read_short(text)
-
-
-class _Texts(Sequence[Text]):
-    """The texts of some neighbours, read on access: the guards mostly need only the first."""
-
-    def __init__(self, near: Sequence[Neighbour], members: Sequence[int]) -> None:
-        self._near = near
-        self._members = members
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    @overload
-    def __getitem__(self, place: int) -> Text: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> "_Texts": ...
-
-    def __getitem__(self, place: int | slice) -> "Text | _Texts":
-        if isinstance(place, slice):
-            return _Texts(self._near, self._members[place])
-        return _read(self._near[self._members[place]].record.text)

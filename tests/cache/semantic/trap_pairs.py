@@ -10,7 +10,7 @@ class Pair(NamedTuple):
     kind: str
     asked: str
     cached: str
-    guard: str  # that must refuse; "" where the pair must pass
+    is_trap: bool  # the answer to `cached` is wrong for `asked`
 
 
 def trap_pairs() -> list[Pair]:
@@ -22,7 +22,7 @@ def trap_pairs() -> list[Pair]:
             kind = line.removeprefix("## ")
         elif not line.startswith("#"):
             parts = [part.strip() for part in line.split("|")]
-            if len(parts) != 3:
-                raise ValueError(f"trap_pairs.txt, line {number}: not of the form asked | cached | guard")
-            pairs.append(Pair(kind, *parts))
+            if len(parts) != 3 or parts[2] not in ("trap", ""):
+                raise ValueError(f"trap_pairs.txt, line {number}: not of the form asked | cached | trap")
+            pairs.append(Pair(kind, parts[0], parts[1], parts[2] == "trap"))
     return pairs

@@ -8,12 +8,12 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from cache.semantic.language.text import Text
 from cache.semantic.policy.budget import BudgetPolicy
-from cache.semantic.policy.consensus import GuardResult, guard_result, matching_question
 from cache.semantic.policy.label import Label, Source
 from cache.semantic.policy.policy import NEIGHBOURS, Decision, Evidence, Neighbourhood, Policy
 from cache.semantic.policy.posterior import JudgeError
+from cache.semantic.wording.comparison import compare
+from cache.semantic.wording.text import Text
 
 Ints = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.float32]
@@ -122,7 +122,6 @@ class Stream:
         self.vectors = vectors
         self._questions = questions.texts
         self._texts: dict[int, Text] = {}
-        self._opinions: dict[tuple[int, int], GuardResult] = {}
         listed = min(_LISTED, self.size - 1)
         self._near = np.empty((self.size, listed), dtype=np.int32)
         self._similarities = np.empty((self.size, listed), dtype=np.float32)
@@ -155,14 +154,6 @@ class Stream:
         if text is None:
             text = self._texts[question] = Text.of(self._questions[question])
         return text
-
-    def check(self, asked: Text, cached: Text) -> GuardResult:
-        """As of the guards, who are asked once for each pair."""
-        pair = id(asked), id(cached)
-        said = self._opinions.get(pair)
-        if said is None:
-            said = self._opinions[pair] = guard_result(asked, cached)
-        return said
 
 
 def serve_in_budget(
@@ -235,12 +226,14 @@ def serve_by_threshold(stream: Stream, order: Ints, threshold: float, guarded: b
     hits = wrong = 0
     for asked in order.tolist():
         near, similarities = stream.nearest(asked, stored, 1)
-        if near.size and similarities[0] >= threshold:
-            said = stream.check(stream.text(asked), stream.text(int(near[0]))) if guarded else None
-            if said is None or said.refusal is None:
-                hits += 1
-                wrong += int(stream.answers[near[0]] != stream.answers[asked])
-                continue
+        if (
+            near.size
+            and similarities[0] >= threshold
+            and not (guarded and compare(stream.text(asked), [stream.text(int(near[0]))]).veto)
+        ):
+            hits += 1
+            wrong += int(stream.answers[near[0]] != stream.answers[asked])
+            continue
         stored[asked] = True
     return Outcome(hits / stream.size, wrong / stream.size, 0.0)
 
@@ -254,8 +247,10 @@ def _guarded(stream: Stream, asked: int, near: Ints, evidence: Evidence, bare: b
     members = [int(near[place]) for place in evidence.members]
     if bare:
         return evidence, members[0]
-    place, _ = matching_question(stream.text(asked), [stream.text(other) for other in members], stream.check)
-    return (None, -1) if place is None else (evidence, members[place])
+    wording = compare(stream.text(asked), [stream.text(other) for other in members])
+    if wording.place is None:
+        return None, -1
+    return evidence.with_wording(wording.features), members[wording.place]
 
 
 def _compared(

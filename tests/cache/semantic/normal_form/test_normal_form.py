@@ -178,7 +178,7 @@ def test_what_is_no_short_line_of_text_has_no_form(written: str) -> None:
 
 def test_no_trap_is_folded() -> None:
     """No two prompts that need different answers have one form."""
-    traps = [pair for pair in TRAPS if pair.guard]
+    traps = [pair for pair in TRAPS if pair.is_trap]
     assert len(traps) > 300
     assert not [pair for pair in traps if alike(pair.asked, pair.cached)]
 

@@ -1,0 +1,120 @@
+"""A question compared with several that have one answer: which of them vouches, or what forbids it.
+
+Two rules, and no list of words but that of negations:
+
+- **Near-copies** (see `difference`) are looked at strictly. A number, a unit, a negation or the order of the words that
+  differs is a veto. A word that was removed and that all questions with this answer have is one: it is what they ask
+  about. A word that was added and that none of them has is one too; but from MIN_QUESTIONS on it is a feature, whose
+  weight the traffic teaches.
+- **Of questions that share few words**, no word is a veto. Language, quotations and code are, and a length that
+  embeddings do not see.
+"""
+
+from collections.abc import Sequence, Set
+from typing import NamedTuple
+
+from cache.semantic.wording.difference import Difference, difference, is_number
+from cache.semantic.wording.language import language_of
+from cache.semantic.wording.text import MAX_WORDS, Text
+from cache.semantic.wording.verbatim import are_said
+
+FEATURES = 6
+MIN_QUESTIONS = 2
+"""So many questions with one answer are enough to leave an added word to the policy."""
+VETOES = ("language", "verbatim", "length", "numbers", "negation", "order", "words")
+"""All names of vetoes."""
+
+# A negation of another language is a word as all others are.
+_NEGATIONS = frozenset(
+    word
+    for line in (
+        "not no never without none neither nor nothing nobody cannot",  # English
+        "nicht kein keine keinen keiner keinem nie ohne",  # German
+        "pas sans jamais aucun aucune",  # French
+        "no nunca sin ninguno ninguna jamás",  # Spanish
+        "não sem nunca nenhum",  # Portuguese
+        "non senza mai",  # Italian
+        "niet geen nooit zonder",  # Dutch
+        "nie bez",  # Polish
+        "не нет без ні",  # Russian, Ukrainian
+        "değil",  # Turkish
+        "不 没 沒 無 无 非 未",  # Chinese, Japanese
+    )
+    for word in line.split()
+)
+
+
+class Wording(NamedTuple):
+    """The result for a question.
+
+    `place` is that of the question that vouches, or None, and `veto` is the name of what forbids every one. `features`
+    are, float [FEATURES]: whether a single word was replaced by one that none of the questions has; whether such words
+    were inserted; o and u, which are the share of words in common with the question that vouches, and of words that
+    none of the questions has, both 0 at a usual value; and o², u².
+    """
+
+    place: int | None
+    veto: str
+    features: tuple[float, ...]
+
+
+def compare(asked: Text, questions: Sequence[Text]) -> Wording:
+    """Compare `asked` with `questions` that have one answer, the nearest first; there is at least one."""
+    vetoes = [pair_veto(asked, cached) for cached in questions]
+    places = [place for place, veto in enumerate(vetoes) if not veto]
+    if not places:
+        return Wording(None, vetoes[0], ())
+    ours, words = frozenset(asked.words), [frozenset(questions[place].words) for place in places]
+    near = [(place, found) for place in places if (found := difference(asked.words, questions[place].words))]
+    replaced = inserted = False
+    chosen = next((place for place, found in near if not found.words and not found.moved), None)
+    if chosen is None:
+        for _, found in near:
+            strange = {word for word in found.added if not any(word in each for each in words)}
+            missing = {word for word in found.removed - ours if all(word in each for each in words)}
+            if found.moved:
+                return Wording(None, "order", ())
+            if missing or (strange and len(words) < MIN_QUESTIONS) or _kind(strange, found) != "words":
+                return Wording(None, _kind(strange | missing, found), ())
+            replaced |= not strange.isdisjoint(found.substituted)
+            inserted |= not strange <= found.substituted
+        chosen = near[0][0] if near else places[0]
+    overlap, novelty = _overlap(asked, questions[chosen]), _novelty(asked, words)
+    features = (float(replaced), float(inserted), overlap, novelty, overlap * overlap, novelty * novelty)
+    return Wording(chosen, "", features)
+
+
+def pair_veto(asked: Text, cached: Text) -> str:
+    """The name of what forbids that two questions share an answer, whatever their words; "" if nothing does."""
+    if asked.words == cached.words and asked.verbatim == cached.verbatim:
+        return ""
+    if max(len(asked.words), len(cached.words)) > MAX_WORDS:
+        return "length"
+    if asked.verbatim != cached.verbatim:
+        ours, theirs = set(asked.verbatim), set(cached.verbatim)
+        if not (ours ^ theirs) or not (
+            are_said(tuple(ours - theirs), cached.written) and are_said(tuple(theirs - ours), asked.written)
+        ):
+            return "verbatim"
+    if difference(asked.words, cached.words) is None:
+        one, other = language_of(asked.written), language_of(cached.written)
+        if one and other and one != other:
+            return "language"
+    return ""
+
+
+def _kind(words: Set[str], found: Difference) -> str:
+    """The name of a veto for words that differ."""
+    if any(is_number(word) or word in found.counted for word in words):
+        return "numbers"
+    return "words" if words.isdisjoint(_NEGATIONS) else "negation"
+
+
+def _overlap(asked: Text, cached: Text) -> float:
+    ours, theirs = frozenset(asked.words), frozenset(cached.words)
+    return 3.0 * (len(ours & theirs) / max(1, len(ours | theirs)) - 0.4)
+
+
+def _novelty(asked: Text, words: Sequence[frozenset[str]]) -> float:
+    ours = frozenset(asked.words)
+    return 3.0 * (len(ours.difference(*words)) / max(1, len(ours)) - 0.2)

@@ -1,0 +1,71 @@
+"""What two questions of nearly the same words differ in. In a near-copy, the difference is the meaning."""
+
+import functools
+from collections import Counter
+from difflib import SequenceMatcher
+from itertools import pairwise
+from typing import NamedTuple
+
+MAX_WORDS = (3, 5)
+"""Near-copies differ in no more words than these, on the one side and on the other, ..."""
+MAX_SPANS = 2
+"""... which stand in no more places than these; ..."""
+MIN_SHARED = 0.5
+"""... and at least this share of their words is common (Dice's coefficient)."""
+
+_KEPT = 16_384
+
+
+class Difference(NamedTuple):
+    """How the words of one question became those of another.
+
+    `added` and `removed` are words of which the one or the other has more. `substituted` are those of them that stand
+    alone for a single other word, as in "buy gold", "sell gold". `moved`: all words are the same, in another order.
+    `counted` are words that a number stands before, such as units, in either question.
+    """
+
+    added: frozenset[str]
+    removed: frozenset[str]
+    substituted: frozenset[str]
+    moved: bool
+    counted: frozenset[str]
+
+    @property
+    def words(self) -> frozenset[str]:
+        return self.added | self.removed
+
+
+@functools.lru_cache(_KEPT)
+def difference(asked: tuple[str, ...], cached: tuple[str, ...]) -> Difference | None:
+    """What `asked` has that `cached` has not, and the other way round; None if they are not near-copies."""
+    ours, theirs = Counter(asked), Counter(cached)
+    added, removed = ours - theirs, theirs - ours
+    new, gone = added.total(), removed.total()
+    size = len(asked) + len(cached)
+    if min(new, gone) > MAX_WORDS[0] or max(new, gone) > MAX_WORDS[1] or size - new - gone < MIN_SHARED * size:
+        return None
+    one, other = sorted((asked, cached))  # the matcher breaks ties by the order of its arguments
+    spans = [span for span in SequenceMatcher(None, one, other, autojunk=False).get_opcodes() if span[0] != "equal"]
+    if len(spans) > MAX_SPANS:
+        return None
+    substituted: set[str] = set()
+    differing = added.keys() | removed.keys()
+    for _, start, end, other_start, other_end in spans:
+        left, right = differing.intersection(one[start:end]), differing.intersection(other[other_start:other_end])
+        if len(left) == len(right) == 1:
+            substituted |= left | right
+    return Difference(
+        frozenset(added),
+        frozenset(removed),
+        frozenset(substituted),
+        moved=not (new or gone) and asked != cached,
+        counted=frozenset(_counted(asked) | _counted(cached)),
+    )
+
+
+def is_number(word: str) -> bool:
+    return word[0].isdigit() or word[0].isnumeric()
+
+
+def _counted(words: tuple[str, ...]) -> set[str]:
+    return {word for number, word in pairwise(words) if is_number(number)}

@@ -1,0 +1,52 @@
+"""What a question quotes or carries: quotations, code, a text to work on, addresses, identifiers."""
+
+import re
+
+_QUOTED = re.compile(r"\"([^\"]*)\"|“([^“”]*)”|«([^«»]*)»|„([^„“”]*)[“”]|`([^`]*)`|(?<!\w)'([^'\n]*)'(?!\w)")
+# Any of these, and the whole text is taken for code.
+_CODE = re.compile(
+    r"```|~~~|[{};]\s*\n|\{\s*\}|=>|->|==|!=|<=|>=|:=|&&|\|\||</|/>|"
+    r"#include|\w\(\)|\bdef \w{1,64}\(|\bfunction\s?\w{0,64}\(|"
+    r"\bimport \w{1,64}\n|\bclass \w{1,64}[:(]|\n(?: {4}|\t)\S|^\s*[$>] \S|"
+    r"\w\[\w{0,20}\]|\w\+\+[;)]|\bSELECT\s.{0,200}\sFROM\b"
+)
+_OPAQUE = re.compile(
+    r"://|^www\.|[^@\s]@[^@\s]+\.|^[~.]{0,2}/[^/]+/|^[a-zA-Z]:\\|\\\w|[^\W_]_+[^\W_]|[^\W\d_][a-z][A-Z]|^[\w.+-]*\w\.\w+\.\w"
+)
+# None of these signs, and no part has to be equal. An apostrophe between letters, which many questions have, is none.
+_SUSPICIOUS = re.compile(r"[`~{}\[;=<>&|#(\n:\"“«„@/\\_]|(?<!\w)'|SELECT|[a-z][A-Z]|\w\.\w")
+_STRIPPED = ".,;:!?\"'()…“”«»"
+# A longer part is not sought among the words: it would take quadratic time.
+_MAX_WORDS = 24
+
+
+def verbatim(text: str) -> tuple[str, ...]:
+    """The parts of `text` that must be equal, in their order; all of it where it is code."""
+    if not _SUSPICIOUS.search(text):
+        return ()
+    if _CODE.search(text):
+        return (text.strip(),)
+    parts = [chunk.strip(_STRIPPED) for chunk in text.split() if _OPAQUE.search(chunk)]
+    parts += [part.strip() for match in _QUOTED.finditer(text) for part in match.groups() if part]
+    if payload := _payload(text):
+        parts.append(payload)
+    return tuple(parts)
+
+
+def are_said(parts: tuple[str, ...], written: str) -> bool:
+    """Whether all of `parts` stand in a text: plain words may be quoted in one text and not in the other."""
+    words = [word.strip(_STRIPPED).casefold() for word in written.split()]
+    return all(_is_said(part.casefold().split(), words) for part in parts)
+
+
+def _is_said(sought: list[str], words: list[str]) -> bool:
+    if not 0 < len(sought) <= _MAX_WORDS or not all(word.replace("'", "").isalpha() for word in sought):
+        return False
+    return any(words[start : start + len(sought)] == sought for start in range(len(words) - len(sought) + 1))
+
+
+def _payload(text: str) -> str:
+    """What follows the first line or the first ": ", as "Summarize:" and "Translate to French: good night" have it."""
+    head, newline, body = text.strip().partition("\n")
+    _, colon, rest = head.partition(": ")
+    return " ".join((rest + newline + body if colon else body).split()).casefold().rstrip(" .?!")
