@@ -129,8 +129,9 @@ class Pipeline:
     async def _serve_exact_hit(
         self, request: web.BaseRequest, inference: InferenceRequest, key: Key, hit: Hit
     ) -> web.StreamResponse:
-        """Serve an exact hit. A stale one is revalidated in the background (RFC 5861, section 3)."""
+        """Serve an exact hit. A stale one is revalidated in the background (RFC 5861, section 3), one to audit too."""
         await self._admissions.hit(inference.caller)
-        if hit.stale and not inference.cache_control.accepts(hit):
+        is_outdated = hit.stale and not inference.cache_control.accepts(hit)
+        if is_outdated or (self._semantic.audits(inference) and not inference.cache_control.only_if_cached):
             self._single_flight.revalidate(inference, key, hit)
         return await self._replay.answer(request, inference, hit)

@@ -6,34 +6,53 @@ python -m benchmarks.semantic.fit_judge --write  and write cache/semantic/judge/
 
 import argparse
 import asyncio
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.semantic.judge import open_vectors
-from benchmarks.semantic.labelled_answers import DIFFERENT, SAME, Kind, Pair, is_held_out, labelled, pairs
-from cache.semantic.judge.answer import Answer, facts_of
-from cache.semantic.judge.comparison import FEATURES, SIGNS, Read, compared
+from benchmarks.semantic.judge import open_vectors, texts_of
+from benchmarks.semantic.labelled_answers import (
+    COMPARED,
+    DIFFERENT,
+    SAME,
+    UNREPEATABLE_FILE,
+    Kind,
+    Pair,
+    is_held_out,
+    labelled,
+    pairs,
+)
+from cache.semantic.judge.answer import Answer
+from cache.semantic.judge.comparison import FEATURES, SIGNS, Read, compared, contradict
 from cache.semantic.judge.embedding_judge import EmbeddingJudge
+from cache.semantic.judge.judge import MAX_SCORE
 
 _FITTED = Path(__file__).resolve().parents[2] / "cache" / "semantic" / "judge" / "fitted.py"
 
 Vector = npt.NDArray[np.float64]
 
-# There are many more pairs of some kinds than of others, and some matter more: each pair's weight.
-_WEIGHTS = {Kind.FREE: 1.0, Kind.CHAT: 6.0, Kind.CONTRADICTING: 1.0, Kind.NEAR: 3.0, Kind.RELATED: 1.0, Kind.OTHER: 0.5}
-# Of the different pairs of each kind, how many may be called the same; of those that say the same and are decided, how
-# many different, each kind counting alike. Both lie below what is promised (.01 and .02), because groups differ more
-# from each other than pairs do: a limit that just holds on some groups is broken on others.
-_MAX_FALSE_SAME = 0.007
-_MAX_FALSE_DIFFERENT = 0.007
+# There are many more pairs of some kinds than of others, and some matter more: each pair's weight. The answers of one
+# upstream to wordings of one question are much alike, so these count most of what is the same.
+_WEIGHTS = {
+    Kind.FREE: 0.2,
+    Kind.CHAT: 12.0,
+    Kind.CONTRADICTING: 1.0,
+    Kind.NEAR: 3.0,
+    Kind.RELATED: 0.3,
+    Kind.OTHER: 0.2,
+}
+# Of the different pairs of each kind that an upstream gives, how many may be called the same. Below what is promised
+# (.01), because groups differ more from each other than pairs do: a limit that just holds on some is broken on others.
+_MAX_FALSE_SAME = 0.005
 _RIDGE = 3.0
-_STEP_OF_LIMIT = 0.02
 _STEPS = 2000
 
 
-def fit(features: Vector, same: npt.NDArray[np.bool_], weights: Vector) -> tuple[float, Vector]:
+def fit(
+    features: Vector, same: npt.NDArray[np.bool_], weights: Vector, feature_signs: npt.NDArray[np.int64]
+) -> tuple[float, Vector]:
     """Intercept and coefficients [features] of the likeliest logistic model whose coefficients have their signs.
 
     By accelerated projected gradient descent (Beck and Teboulle, SIAM J. Imaging Sci. 2(1), 2009) on features of
@@ -41,7 +60,7 @@ def fit(features: Vector, same: npt.NDArray[np.bool_], weights: Vector) -> tuple
     """
     mean, deviation = features.mean(axis=0), features.std(axis=0) + 1e-9
     scaled = np.column_stack([np.ones(len(features)), (features - mean) / deviation])
-    signs = np.array([0, *SIGNS.values()])
+    signs = np.concatenate([[0], feature_signs])
     side = np.where(same, 1.0, -1.0)
     # The slope of the logistic loss changes by at most a quarter of the features' largest singular value, squared.
     step = 1.0 / (0.25 * np.linalg.norm(scaled * np.sqrt(weights)[:, None], 2) ** 2 + _RIDGE)
@@ -59,35 +78,34 @@ def fit(features: Vector, same: npt.NDArray[np.bool_], weights: Vector) -> tuple
     return float(found[0] - coefficients @ mean), coefficients
 
 
-def limits(log_odds: Vector, kinds: npt.NDArray[np.object_]) -> tuple[float, float]:
-    """Above which log odds to say SAME, and below which DIFFERENT, so that neither is wrong too often."""
-    above = max(float(np.quantile(log_odds[kinds == kind], 1.0 - _MAX_FALSE_SAME)) for kind in DIFFERENT)
-    right = sum(float((log_odds[kinds == kind] > above).mean()) for kind in SAME)
-    below = above
-    while sum(float((log_odds[kinds == kind] < below).mean()) for kind in SAME) > _MAX_FALSE_DIFFERENT * right:
-        below -= _STEP_OF_LIMIT
-    return above, below
+def limit(scores: Vector, kinds: npt.NDArray[np.object_]) -> float:
+    """Above which score two answers are called the same, so that this is not wrong too often."""
+    return max(float(np.quantile(scores[kinds == kind], 1.0 - _MAX_FALSE_SAME)) for kind in COMPARED)
 
 
-async def features_of(
-    found: list[Pair], judge: EmbeddingJudge, questions: dict[str, npt.NDArray[np.float32]]
-) -> Vector:
-    """float64 [len(found), len(FEATURES)]"""
-    read: dict[str, Read] = {}
-    for answer in {pair.fresh.answer for pair in found} | {pair.cached.answer for pair in found}:
-        parts = Answer.of(answer)
-        read[answer] = Read(parts, await judge.embedded(parts.passages))
-    return np.array(
-        [
-            compared(
-                questions[pair.fresh.question],
-                facts_of(pair.fresh.question),
-                read[pair.fresh.answer],
-                read[pair.cached.answer],
-            )
-            for pair in found
-        ]
-    )
+async def read(answers: Iterable[str], judge: EmbeddingJudge) -> dict[str, Read]:
+    return {answer: await judge.embedded(Answer.of(answer)) for answer in answers}
+
+
+def features_of(found: Sequence[Pair], answers: Mapping[str, Read]) -> tuple[Vector, npt.NDArray[np.bool_]]:
+    """float64 [len(found), len(FEATURES)], and which pairs contradict each other, bool [len(found)]."""
+    questions = {question: Answer.of(question) for question in {pair.fresh.question for pair in found}}
+    pairs_read = [
+        (questions[pair.fresh.question], answers[pair.fresh.answer], answers[pair.cached.answer]) for pair in found
+    ]
+    features = [compared(asked, fresh, cached) for asked, fresh, cached in pairs_read]
+    against = [contradict(fresh.answer, cached.answer) for _, fresh, cached in pairs_read]
+    return np.array(features), np.array(against)
+
+
+def disagreement(alike: Vector, of_one_question: Vector) -> tuple[float, float]:
+    """Intercept and slope of the log likelihood ratio of a score: of answers to one question that disagree, against
+    one answer in other words. Both kinds weigh the same."""
+    scores = np.concatenate([alike, of_one_question])
+    differ = np.concatenate([np.zeros(len(alike), bool), np.ones(len(of_one_question), bool)])
+    weights = np.where(differ, 1.0 / len(of_one_question), 1.0 / len(alike)) * len(scores) / 2
+    intercept, slope = fit(scores[:, None], differ, weights, np.array([-1]))
+    return intercept, float(slope[0])
 
 
 def _main() -> None:
@@ -95,45 +113,50 @@ def _main() -> None:
     parser.add_argument("--write", action="store_true", help=f"write {_FITTED.name}")
     options = parser.parse_args()
     answers = [answer for answer in labelled() if not is_held_out(answer.group)]
+    others = [answer for answer in labelled(UNREPEATABLE_FILE) if not is_held_out(answer.group)]
     vectors = open_vectors()
-    vectors.learn([answer.question for answer in answers])
-    found = pairs(answers, vectors.known)
-    features = asyncio.run(features_of(found, EmbeddingJudge(vectors), vectors.known))
+    vectors.learn(texts_of([*answers, *others]))
+    found = [*pairs(answers, vectors.known), *pairs(others, vectors.known)]
+    judge = EmbeddingJudge(vectors)
+    known = asyncio.run(read({answer.answer for answer in (*answers, *others)}, judge))
+    features, against = features_of(found, known)
     kinds = np.array([pair.kind for pair in found], dtype=object)
-    same = np.array([pair.kind in SAME for pair in found])
-    intercept, coefficients = fit(features, same, np.array([_WEIGHTS[kind] for kind in kinds]))
-    log_odds = intercept + features @ coefficients
-    above, below = limits(log_odds, kinds)
+    # Answers to one question that disagree are for the last two coefficients alone.
+    differ = np.array([pair.fresh in others and pair.fresh.group == pair.cached.group for pair in found])
+    kinds[differ] = None
+    fitted = ~(against | differ)
+    weights = np.array([_WEIGHTS[kind] for kind in kinds[fitted]])
+    same = np.array([kind in SAME for kind in kinds[fitted]])
+    intercept, coefficients = fit(features[fitted], same, weights, np.array(list(SIGNS.values())))
+    scores = np.clip(np.where(against, -MAX_SCORE, intercept + features @ coefficients), -MAX_SCORE, MAX_SCORE)
+    above = limit(scores, kinds)
+    of_disagreement = disagreement(scores[kinds == Kind.CHAT], scores[differ])
     for name, coefficient in zip(FEATURES, coefficients, strict=True):
         print(f"{coefficient:9.3f}  {name}")
-    print(f"{intercept:9.3f}  intercept; same above {above:.3f}, different below {below:.3f}")
+    print(f"{intercept:9.3f}  intercept; the same above {above:.3f}; disagreement {of_disagreement}")
     for kind in (*SAME, *DIFFERENT):
-        of = log_odds[kinds == kind]
-        print(f"{kind.value:32} {len(of):6} pairs: same {(of > above).mean():.4f}, different {(of < below).mean():.4f}")
+        of = scores[kinds == kind]
+        print(f"{kind.value:32} {len(of):6} pairs: the same {(of > above).mean():.4f}")
     if options.write:
-        _FITTED.write_text(_source(intercept, coefficients, above, below), encoding="utf-8")
+        _FITTED.write_text(_source(intercept, coefficients, above, of_disagreement), encoding="utf-8")
 
 
-def _source(intercept: float, coefficients: Vector, above: float, below: float) -> str:
+def _source(intercept: float, coefficients: Vector, above: float, of_disagreement: tuple[float, float]) -> str:
     listed = "\n".join(f"    {c:.3f},  # {name}" for name, c in zip(FEATURES, coefficients, strict=True))
     return f'''\
 """The coefficients of the default judge. Written by `python -m benchmarks.semantic.fit_judge --write`."""
 
 from typing import Final
 
-from cache.semantic.policy.posterior import JudgeError
-
 INTERCEPT: Final = {intercept:.3f}
 COEFFICIENTS: Final = (
 {listed}
 )
 SAME_ABOVE: Final = {above:.3f}
-DIFFERENT_BELOW: Final = {below:.3f}
-"""Limits of the log odds."""
-ERROR: Final = JudgeError(recall=1.0, false_same=0.01)
-"""Of SAME against everything else. To call it better at same answers than it is keeps the budget, to call it worse does
-not: an upstream that words an answer always alike is never misjudged.
-"""
+"""Limit of the log odds: so many different answers on one subject are called the same as may be."""
+DISAGREEMENT: Final = {of_disagreement[0]:.3f}
+DISAGREEMENT_OF_SCORE: Final = {of_disagreement[1]:.3f}
+"""Of two answers to one question: the log likelihood ratio that they disagree, by their score."""
 '''
 
 

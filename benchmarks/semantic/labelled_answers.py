@@ -16,6 +16,8 @@ _DATA = Path(__file__).resolve().parents[1] / "data"
 FILE = _DATA / "answers.jsonl"
 LATER_FILE = _DATA / "answers-later.jsonl"
 """Written when the features of the judge stood, and never fitted to."""
+UNREPEATABLE_FILE = _DATA / "answers-unrepeatable.jsonl"
+"""Answers that are no function of their question: of a group all to one question, and each says something else."""
 
 _NEAR_SITUATIONS = 3
 _OTHERS = 2
@@ -40,6 +42,8 @@ class Kind(Enum):
 
 SAME = (Kind.FREE, Kind.CHAT)
 DIFFERENT = (Kind.CONTRADICTING, Kind.NEAR, Kind.RELATED, Kind.OTHER)
+COMPARED = (Kind.NEAR, Kind.RELATED, Kind.OTHER)
+"""What a cache in front of one upstream has the judge compare, which doesn't contradict itself."""
 
 
 class Labelled(NamedTuple):

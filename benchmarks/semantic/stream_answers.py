@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from benchmarks.semantic.judge import Vectors, open_vectors
 from cache.semantic.judge.answer import Answer
 from cache.semantic.judge.embedding_judge import EmbeddingJudge
-from cache.semantic.judge.judge import Verdict
+from cache.semantic.judge.error_rates import PRIOR_ERROR
 
 
 class AnswerJudge:
@@ -24,7 +24,7 @@ class AnswerJudge:
         self._answers = answers
         self._judge = EmbeddingJudge(_vectors_of(questions, answers), kept=1 << 16)
         self._said: dict[tuple[int, str], bool | None] = {}
-        self.error = self._judge.error
+        self.error = PRIOR_ERROR
 
     def compare(self, asked: int, other: int, same: bool, similarity: float, chance: random.Random) -> bool | None:
         pair = asked, self._answers[other]
@@ -34,14 +34,12 @@ class AnswerJudge:
 
     def _judged(self, asked: int, cached: str) -> bool | None:
         question, fresh = self._questions[asked], self._answers[asked]
-        (verdict,) = asyncio.run(self._judge.compare(question, fresh, [cached]))
-        if verdict is Verdict.UNSURE and not self._judge.doubts:
-            return None
-        return verdict is Verdict.SAME
+        (score,) = asyncio.run(self._judge.compare("", question, fresh, [cached]))
+        return None if score is None else score > self._judge.same_above
 
 
 def _vectors_of(questions: Sequence[str], answers: Sequence[str]) -> Vectors:
     vectors = open_vectors()
-    passages = {passage for answer in set(answers) for passage in Answer.of(answer).passages}
-    vectors.learn([*questions, *passages])
+    read = [Answer.of(answer) for answer in set(answers)]
+    vectors.learn([*questions, *(part for answer in read for part in (*answer.passages, *answer.sentences))])
     return vectors

@@ -72,6 +72,7 @@ def _config(settings: Settings, redis: str, socket: Path) -> dict[str, object]:
     return {
         **given,
         "model_key": str(settings.semantic.model_key or ""),
+        "judge": _own_url(settings) if settings.semantic.judge == "upstream" else settings.semantic.judge,
         "judge_key": str(settings.semantic.judge_key or ""),
         "encryption_keys": encryption_keys(settings.encryption),
         "socket": str(socket),
@@ -82,6 +83,12 @@ def _config(settings: Settings, redis: str, socket: Path) -> dict[str, object]:
         "traces_endpoint": settings.traces.endpoint if settings.traces.exporter == "otlp" else "",
         "traces_file": settings.traces.file or "" if settings.traces.exporter == "file" else "",
     }
+
+
+def _own_url(settings: Settings) -> str:
+    """Where the judge asks the upstreams: this gateway, so that it routes, limits and charges these requests too."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104  # it is no address to bind
+    return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}/v1"
 
 
 async def _supervise(line: bytes) -> None:

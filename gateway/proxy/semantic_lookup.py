@@ -1,6 +1,7 @@
 """The semantic lookup: asks the semantic cache after an exact miss, and reports each new answer to it."""
 
 import asyncio
+import random
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,6 +75,7 @@ class SemanticLookup:
         self._client = client
         self._cache = cache
         self._mode = settings.semantic.mode
+        self._audit_share = settings.semantic.audit_share
         self._published = settings.semantic.published
         self._draws = settings.cache.sampled == "variants"
         self._tasks = tasks
@@ -131,6 +133,17 @@ class SemanticLookup:
         return (
             NO_QUERY if inference.question is None or (self._draws and inference.sampled) else SemanticQuery(open=True)
         )
+
+    def audits(self, inference: InferenceRequest) -> bool:
+        """Whether an answer from the exact cache is computed again as well, by chance.
+
+        Two answers to the very same question show how many same answers the judge recognises, and which questions have
+        none that could be served to others.
+        """
+        return self._client is not None and self.unsent_query(inference).open and self._draws_audit()
+
+    def _draws_audit(self) -> bool:
+        return random.random() < self._audit_share  # noqa: S311  # which hits are audited is no secret
 
     async def record(self, inference: InferenceRequest, query: SemanticQuery, entry: Entry) -> None:
         """Report a new answer, stored as `entry`."""
@@ -212,7 +225,8 @@ class SemanticLookup:
             metrics.semantic_refusals.labels(reply.guard).inc()
         if isinstance(reply, LookupHit) and ask.serve:
             query.hit = await self._fetch(client, reply)
-            query.audit = reply.audit
+            # An answer to the same question, written differently, is audited for the judge's sake.
+            query.audit = reply.audit or (reply.layer == "normalized" and self._draws_audit())
             if query.hit is None:
                 await client.note(HitDiscarded(ask.key))
 

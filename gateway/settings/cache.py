@@ -107,7 +107,7 @@ class SemanticSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """How long a request waits for the semantic cache; then it goes on without it."""
     audit_share: Annotated[float, Meta(ge=0, le=1, description="a share from 0 to 1")] = 0.02
     """The largest share of all requests that are answered from the cache and sent to an upstream as well, to compare
-    the two.
+    the two: of answers to similar questions, and once more of answers to the same question.
     """
     capacity: Annotated[int, Meta(ge=1, lt=2**31, description="a whole number of entries, 1 or more")] = 100_000
     """Questions that are stored, some 2 KB each in memory and in Redis; the least used are evicted first."""
@@ -118,20 +118,20 @@ class SemanticSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Namespaces of tenants whose answers may serve all other tenants."""
     confirmations: Annotated[int, Meta(ge=1, le=1000, description="a whole number from 1 to 1000")] = 3
     """How many other tenants must have got the same answer before a published one is served."""
-    judge_url: Annotated[str, Meta(description="the URL of a server, such as http://127.0.0.1:8000/v1")] = ""
-    """An OpenAI-compatible server with a model that judges whether two answers say the same; without one their
-    embeddings decide.
+    judge: Annotated[
+        Annotated[str, Meta(pattern="^(embedding|upstream|https?://.+)$")],
+        Meta(description="embedding, upstream, or the URL of a server, such as http://127.0.0.1:8000/v1"),
+    ] = "embedding"
+    """What judges whether two answers say the same: `embedding` compares texts and their embeddings; `upstream` asks
+    the model that answered, through this gateway and at its price; a URL asks a model of an OpenAI-compatible server.
+    How often it errs is measured on your traffic.
     """
     judge_model: Annotated[str, Meta(description="the name of a model")] = ""
-    """The judge's name at that server."""
+    """The judge's name at the server of that URL; with `upstream` a model to ask in place of the one that answered."""
     judge_key: Annotated[Secret | None, Meta(description="text that is not empty")] = None
-    """The API key for that server."""
-    judge_recall: Annotated[float, Meta(ge=0.6, le=1, description="a share from 0.6 to 1")] = 0.95
-    """The share of same answers that the judge calls the same; its error is part of the budget."""
+    """The API key for that server; with `upstream` one for this gateway, to whose tenant its cost is charged."""
     judge_share: Annotated[float, Meta(ge=0, le=1, description="a share from 0 to 1")] = 0.1
-    """The share of fresh answers that the judge is asked about; audits and the first 500 are always judged."""
-    judge_false_same: Annotated[float, Meta(ge=0, le=0.4, description="a share from 0 to 0.4")] = 0.02
-    """The share of different answers that the judge calls the same."""
+    """The share of fresh answers that a model is asked about; audits and the first 500 are always judged."""
 
 
 class PromptCacheSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -86,8 +86,8 @@ def _check(layer: Layer, settings: Settings) -> None:
             path = (*path, "url")
         _check_url(layer, path, server.url, check_upstream)
     _check_url(layer, ("redis",), settings.redis, check_store)
-    for name in ("judge_url", "model_url"):
-        if url := getattr(settings.semantic, name):
+    for name in ("judge", "model_url"):
+        if (url := getattr(settings.semantic, name)) not in ("", "embedding", "upstream"):
             _check_url(layer, ("semantic", name), url, check_model_server)
 
 
@@ -100,11 +100,7 @@ def _check_url(layer: Layer, path: Keys, url: str, check: Any) -> None:
 
 def _check_all(settings: Settings) -> None:
     """Raises SettingsConflict for settings that do not go together, whichever sources they are from."""
-    if bool(settings.semantic.judge_url) != bool(settings.semantic.judge_model):
-        missing = "judge_model" if settings.semantic.judge_url else "judge_url"
-        raise SettingsConflict(
-            ("semantic", missing), ": expected one, for a judge is a model of a server; both, or none"
-        )
+    _check_judge(settings)
     if settings.semantic.model_url and settings.semantic.model == "default":
         raise SettingsConflict(("semantic", "model"), ": expected the name of a model at the server of model_url")
     if settings.semantic.model_key and not settings.semantic.model_url:
@@ -123,6 +119,20 @@ def _check_all(settings: Settings) -> None:
     if settings.keys.required and settings.redis == "none":
         raise SettingsConflict(
             ("keys", "required"), ": virtual keys are kept in Redis; set redis to a URL or to embedded"
+        )
+
+
+def _check_judge(settings: Settings) -> None:
+    judge, model = settings.semantic.judge, settings.semantic.judge_model
+    if judge == "embedding" and model:
+        raise SettingsConflict(
+            ("semantic", "judge"), ": expected upstream or a URL, for there is a judge_model; or none of both"
+        )
+    if judge not in ("embedding", "upstream") and not model:
+        raise SettingsConflict(("semantic", "judge_model"), ": expected the name of a model at the judge's server")
+    if judge == "upstream" and settings.tls.certificate:
+        raise SettingsConflict(
+            ("semantic", "judge"), ": expected this gateway's https URL in place of upstream, for it has a certificate"
         )
 
 

@@ -19,6 +19,7 @@ from cache.semantic.embedding.load import load_encoder
 from cache.semantic.embedding.model_files import models_folder
 from cache.semantic.index.index import VectorIndex
 from cache.semantic.judge.embedding_judge import EmbeddingJudge
+from cache.semantic.judge.error_rates import PRIOR_ERROR, ErrorRates
 from cache.semantic.messages import AnswerStored, LookupHit, LookupMiss, LookupRequest
 from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.service.answers import Answers
@@ -77,7 +78,8 @@ async def opened(job: Job, folder: Path) -> Opening:
     neighbours = Neighbours(VectorIndex(encoder.dimensions), lambda record: True, (), 1)
     async with open_embedder(encoder) as embedder:
         judge = EmbeddingJudge(embedder)
-        policy = BudgetPolicy(DELTA, judge.error, random.Random(1))  # noqa: S311  # which hits are audited is no secret
+        errors = ErrorRates(judge.same_above)
+        policy = BudgetPolicy(DELTA, PRIOR_ERROR, random.Random(1))  # noqa: S311  # which hits are audited is no secret
         figures, priority = ServiceMetrics(), LookupPriority()
         most = len(job.questions)
         learner = Learner(
@@ -86,13 +88,13 @@ async def opened(job: Job, folder: Path) -> Opening:
             Answers(None),
             judge,
             JudgeBudget(math.inf),
-            Labels(policy, ""),
+            Labels(policy, errors, "", "judge"),
             None,
             figures,
             priority,
             most,
         )
-        cache = SemanticCache(embedder, neighbours, policy, learner, figures, priority, shares_purges=True)
+        cache = SemanticCache(embedder, neighbours, policy, errors, learner, figures, priority, shares_purges=True)
         async with _working(learner):
             yield Keepgate(cache, learner)
     neighbours.close()

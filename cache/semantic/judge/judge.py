@@ -1,38 +1,28 @@
 """The interface of a judge, which compares a fresh answer with cached ones."""
 
 from collections.abc import Sequence
-from enum import Enum
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from cache.semantic.policy.posterior import JudgeError
-
-
-class Verdict(Enum):
-    """A judge's verdict on two answers.
-
-    UNSURE is no judgement; `Judge.doubts` says how it counts.
-    """
-
-    SAME = "same"
-    DIFFERENT = "different"
-    UNSURE = "unsure"
+MAX_SCORE = 10.0
+"""Of texts that are equal; scores are log odds between this and its negative."""
 
 
 class Judge(Protocol):
     """Compares answers in the background of requests. It never raises because of the texts."""
 
-    error: JudgeError
-    doubts: bool
-    """Whether UNSURE counts as DIFFERENT. True for a judge that is mostly unsure of different answers: without these
-    wrong answers would seem rare. False if UNSURE means that the judge failed."""
+    same_above: float
+    """Scores above are taken for the same, unless the traffic asks for more (error_rates.py)."""
     failures: int
-    """Comparisons without a verdict, because the model gave none."""
+    """Comparisons without a score, because the model gave none."""
 
-    async def compare(self, question: str, fresh: str, cached: Sequence[str]) -> list[Verdict]:
-        """One verdict for each of `cached`, in their order. `question` is what `fresh` answers."""
+    async def compare(self, model: str, question: str, fresh: str, cached: Sequence[str]) -> list[float | None]:
+        """For each of `cached`, in their order, the log odds that it says what `fresh` says; None for no judgement.
+
+        `question` is what `fresh` answers, and `model` the one that did.
+        """
         ...
 
 

@@ -36,8 +36,10 @@ def plain_answer(body: bytes) -> str | None:
     return text if isinstance(text, str) and text.strip() else None
 
 
-class _Recorded(NamedTuple):
-    created: float
+class KnownAnswer(NamedTuple):
+    """The text of an answer, and its record as it was when the answer came."""
+
+    record: Record
     text: str
 
 
@@ -46,12 +48,12 @@ class Answers:
 
     def __init__(self, store: ExactCache | None) -> None:
         self._store = store
-        self._heard: OrderedDict[str, _Recorded] = OrderedDict()
+        self._heard: OrderedDict[str, KnownAnswer] = OrderedDict()
         self._characters = 0
 
     def record_answer(self, record: Record, text: str) -> None:
         self.forget(record.entry)
-        self._heard[record.entry] = _Recorded(record.created, text)
+        self._heard[record.entry] = KnownAnswer(record, text)
         self._characters += len(text)
         while self._characters > _KEPT_CHARACTERS:
             self._characters -= len(self._heard.popitem(last=False)[1].text)
@@ -61,10 +63,14 @@ class Answers:
         if heard is not None:
             self._characters -= len(heard.text)
 
+    def earlier(self, entry: str) -> KnownAnswer | None:
+        """The last answer that came under this entry, even if it has expired since."""
+        return self._heard.get(entry)
+
     async def of(self, record: Record) -> str | None:
         """None if the entry is gone. Raises StoreUnavailable if that is unknown, or it has another answer now."""
         heard = self._heard.get(record.entry)
-        if heard is not None and heard.created == record.created:
+        if heard is not None and heard.record.created == record.created:
             self._heard.move_to_end(record.entry)
             return heard.text
         if self._store is None:

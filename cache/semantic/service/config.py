@@ -4,6 +4,9 @@ from typing import Literal
 
 import msgspec
 
+EMBEDDING = "embedding"
+"""The judge that compares embeddings."""
+
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """One line of JSON on standard input.
@@ -28,11 +31,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     capacity: int
     published: tuple[str, ...]
     confirmations: int
-    judge_url: str
+    judge: str
     judge_model: str
     judge_key: str
-    judge_recall: float
-    judge_false_same: float
     judge_share: float
     encryption_keys: tuple[str, ...] = ()
     log_level: str = "info"

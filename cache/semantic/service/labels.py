@@ -1,9 +1,10 @@
-"""Labels for the policy: every process learns the same ones in the same order."""
+"""Labels for the policy and pairs for the judge's errors: every process learns the same ones in the same order."""
 
 import logging
 
 import msgspec
 
+from cache.semantic.judge.error_rates import ErrorRates, JudgedPair, decode_pair
 from cache.semantic.policy.label import Label, decode_label, encode_label
 from cache.semantic.policy.policy import Policy
 from cache.semantic.policy.state import UnusableState
@@ -12,30 +13,43 @@ log = logging.getLogger(__name__)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[str, bytes]).decode
+_decode_state = msgspec.msgpack.Decoder(tuple[bytes, str, bytes]).decode
 
 
 class Labels:
-    """A policy and its labels. `name` separates labels of other policies and other embedding models."""
+    """A policy and its labels, and the errors of the judge and the pairs that show them.
 
-    def __init__(self, policy: Policy, name: str) -> None:
+    `name` separates labels of other policies and other embedding models, `judge` the pairs of other judges.
+    """
+
+    def __init__(self, policy: Policy, errors: ErrorRates, name: str, judge: str) -> None:
         self.name = name
+        self.errors = errors
         self.count = 0
         self._policy = policy
+        self._judge = judge
 
-    def encode(self, label: Label) -> bytes:
-        return _encode((self.name, encode_label(label)))
+    def encode(self, learned: Label | JudgedPair) -> bytes:
+        if isinstance(learned, JudgedPair):
+            return _encode((self._judge, learned.encode()))
+        return _encode((self.name, encode_label(learned)))
 
     def take(self, data: bytes) -> None:
-        """Learns a label that `encode` of any process wrote; ignores what this policy cannot use."""
+        """Learns what `encode` of any process wrote; ignores what cannot be used here."""
         try:
-            name, label = _decode(data)
+            name, learned = _decode(data)
             if name == self.name:
-                self.learn(decode_label(label))
+                self.learn(decode_label(learned))
+            elif name == self._judge:
+                self.learn(decode_pair(learned))
         except (msgspec.DecodeError, UnicodeDecodeError, UnusableState) as error:
             log.warning("ignoring a label in redis: %s", error)
 
-    def learn(self, label: Label) -> None:
-        self._policy.learn(label)
+    def learn(self, learned: Label | JudgedPair) -> None:
+        if isinstance(learned, JudgedPair):
+            self.errors.count(learned)
+        else:
+            self._policy.learn(learned)
         self.count += 1
 
     def settle(self, label: Label) -> None:
@@ -43,13 +57,18 @@ class Labels:
         self._policy.settle(label)
 
     def snapshot(self) -> bytes:
-        return self._policy.snapshot()
+        return _encode((self._policy.snapshot(), self._judge, self.errors.snapshot()))
 
     def restore(self, state: bytes) -> bool:
-        """Loads another process's state; False if the policy cannot use it."""
+        """Loads another process's state; False if it cannot be used."""
+        before = self.errors.snapshot()
         try:
-            self._policy.restore(state)
-        except UnusableState as error:
+            policy, judge, errors = _decode_state(state)
+            if judge == self._judge:
+                self.errors.restore(errors)
+            self._policy.restore(policy)
+        except (msgspec.DecodeError, UnusableState) as error:
+            self.errors.restore(before)
             log.warning("beginning anew: what is in redis cannot be used: %s", error)
             return False
         return True

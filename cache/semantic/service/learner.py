@@ -2,23 +2,30 @@
 
 import asyncio
 import contextlib
+import functools
 import logging
+import random
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
 from cache.errors import CacheError, StoreUnavailable
 from cache.semantic.embedding.embedder import Embedder
-from cache.semantic.judge.judge import Judge, Verdict
+from cache.semantic.judge.answer import class_of
+from cache.semantic.judge.error_rates import JudgedPair
+from cache.semantic.judge.judge import Judge
+from cache.semantic.judge.repeatability import MAX_DISAGREEMENT, disagreement_of, is_unrepeatable, probability_of
 from cache.semantic.messages import AnswerStored
 from cache.semantic.policy.label import Label
-from cache.semantic.service.answers import Answers, plain_answer
+from cache.semantic.service.answers import Answers, KnownAnswer, plain_answer
 from cache.semantic.service.labels import Labels
 from cache.semantic.service.log import RecordLog
 from cache.semantic.service.metrics import ServiceMetrics
-from cache.semantic.service.neighbours import Neighbour, Neighbours, Vector, first_allowed
+from cache.semantic.service.neighbours import Neighbour, Neighbours, Vector, wording_of
 from cache.semantic.service.queries import Query
 from cache.semantic.service.queues import LookupPriority, WorkQueue
 from cache.semantic.service.records import Record
@@ -35,6 +42,15 @@ _JUDGED_AT_ONCE = 4
 # while no more than so many answers wait to be stored.
 _PATIENCE = 0.5
 _MAX_PATIENT = 100
+# A fresh answer is also compared with one of the last ones to questions that have nothing to do with its own.
+_RECENT = 64
+_UNRELATED_BELOW = 0.3
+
+
+class _Recent(NamedTuple):
+    namespace: str
+    vector: Vector
+    text: str
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +61,8 @@ class Comparison:
 
     `record` and its `vector` are those of the fresh answer; `record.answer` is its own entry until the judge has found
     an equal answer. `query` is the question as it was asked. `judged` is set after the comparison, also if it failed.
+    `earlier` is an older answer to the very same question, and `unrelated` one to a question that has nothing to do
+    with it: of these it is known whether they say the same.
     """
 
     record: Record
@@ -52,6 +70,8 @@ class Comparison:
     text: str
     others: Sequence[Record]
     query: Query | None
+    earlier: KnownAnswer | None = None
+    unrelated: str | None = None
     judged: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -121,6 +141,7 @@ class Learner:
         self._figures = figures
         self._priority = priority
         self._capacity = capacity
+        self._recent: deque[_Recent] = deque(maxlen=_RECENT)
         self._heard = WorkQueue[tuple[AnswerStored, Query | None]](_MAX_WAITING)
         self._comparisons = WorkQueue[Comparison](_MAX_WAITING)
 
@@ -145,8 +166,12 @@ class Learner:
         self._figures.count(f"labels_from_{label.source}")
         if label.source != "miss":
             self._labels.settle(label)
-        if self._log is None or not self._log.publish(self._labels.encode(label), lambda: self._labels.learn(label)):
-            self._labels.learn(label)
+        self._publish(label)
+
+    def _publish(self, learned: Label | JudgedPair) -> None:
+        shared, lost = self._log, functools.partial(self._labels.learn, learned)
+        if shared is None or not shared.publish(self._labels.encode(learned), lost):
+            self._labels.learn(learned)
 
     async def forget(self, entry: str, wrong: bool = False) -> bool:
         """Remove an entry everywhere; False if there was none. `wrong`: also publishes that."""
@@ -184,13 +209,47 @@ class Learner:
             return
         vector = await self._embedder.embed(note.text) if query is None else query.vector
         near = [n for n in await self._neighbours.near(note.partition, vector) if n.record.entry != note.entry]
+        earlier = await self._earlier(note)
         record = Record(
-            note.entry, note.partition, note.text, note.entry, note.model, note.generation, note.created, note.expires
+            note.entry,
+            note.partition,
+            note.text,
+            note.entry,
+            note.model,
+            note.generation,
+            note.created,
+            note.expires,
+            answers=class_of(text),
+            disagreement=0.0 if earlier is None else earlier.record.disagreement,
+            agreed=earlier is not None and earlier.record.agreed,
         )
-        comparison = Comparison(record, vector, text, self._comparable(near, query), query)
-        if comparison.others:
+        comparison = Comparison(
+            record, vector, text, self._comparable(near, query), query, earlier, self._unrelated(record, vector)
+        )
+        self._recent.append(_Recent(record.namespace, vector, text))
+        if comparison.others or comparison.earlier or comparison.unrelated:
             await self._have_judged(comparison)
         await self._keep(comparison)
+
+    async def _earlier(self, note: AnswerStored) -> KnownAnswer | None:
+        """An older answer to the very same question, unless it was purged since."""
+        found = self._answers.earlier(note.entry)
+        if found is None and (record := self._neighbours.same_form(note.partition, note.text)) is not None:
+            with contextlib.suppress(StoreUnavailable):  # it has another answer now, which is reported as well
+                if (text := await self._answers.of(record)) is not None:
+                    found = KnownAnswer(record, text)
+        if found is None or (found.record.model, found.record.generation) != (note.model, note.generation):
+            return None
+        return found if found.record.created != note.created else None
+
+    def _unrelated(self, record: Record, vector: Vector) -> str | None:
+        """An answer of the same tenant to a question that has nothing to do with the record's, by chance."""
+        unrelated = [
+            recent.text
+            for recent in self._recent
+            if recent.namespace == record.namespace and float(recent.vector @ vector) < _UNRELATED_BELOW
+        ]
+        return random.choice(unrelated) if unrelated else None  # noqa: S311  # which one is no secret
 
     async def _have_judged(self, comparison: Comparison) -> None:
         """Returns when it is judged, or after a timeout."""
@@ -214,6 +273,7 @@ class Learner:
     async def _judge_one(self, comparison: Comparison) -> None:
         await self._priority.yield_to_lookups()
         try:
+            await self._measure(comparison)
             await self._conclude(comparison, await self._compare(comparison))
         except CacheError as error:
             self._figures.count("unjudged")
@@ -221,8 +281,35 @@ class Learner:
         finally:
             comparison.judged.set()
 
-    async def _compare(self, comparison: Comparison) -> dict[str, Verdict]:
-        """By entry. Answers recomputed meanwhile or unreadable are left out."""
+    async def _measure(self, comparison: Comparison) -> None:
+        """Have pairs judged of which the truth is known, for the judge's errors and for what answers disagree."""
+        fresh, errors = comparison.record, self._labels.errors
+        if comparison.unrelated is not None:
+            score = await self._score(comparison, comparison.unrelated)
+            if score is not None:
+                self._publish(JudgedPair(fresh.model, fresh.answers, "unrelated", score))
+        if comparison.earlier is None or (score := await self._score(comparison, comparison.earlier.text)) is None:
+            return
+        agrees = score > errors.limit(fresh.model, fresh.answers)
+        self._figures.count("agreed_with_itself" if agrees else "disagreed_with_itself")
+        evidence = disagreement_of(score)
+        if fresh.agreed and not is_unrepeatable(errors, fresh):
+            self._publish(JudgedPair(fresh.model, fresh.answers, "again", score))
+        elif not fresh.agreed and fresh.disagreement == 0.0:
+            share = probability_of(errors.unrepeatable(fresh.model, fresh.answers) + evidence)
+            self._publish(JudgedPair(fresh.model, fresh.answers, "first", score, share))
+        disagreement = max(-MAX_DISAGREEMENT, min(MAX_DISAGREEMENT, fresh.disagreement + evidence))
+        self._update(comparison, disagreement=disagreement, agreed=fresh.agreed or agrees)
+
+    async def _score(self, comparison: Comparison, other: str) -> float | None:
+        """Of a pair of which the truth is known; None if it may not be judged."""
+        if self._judge_budget.is_short and not self._judge_budget.take():
+            return None
+        record = comparison.record
+        return (await self._judge.compare(record.model, record.text, comparison.text, [other]))[0]
+
+    async def _compare(self, comparison: Comparison) -> dict[str, bool]:
+        """Whether the answer of each entry is the same. Answers recomputed meanwhile or unreadable are left out."""
         texts: dict[str, str] = {}
         compared = self._worth_comparing(comparison.others)
         if self._judge_budget.is_short:
@@ -242,34 +329,42 @@ class Learner:
                 texts[record.entry] = text
             elif not self._is_replaced(record):
                 await self.forget(record.entry)
-        verdicts = await self._judge.compare(comparison.record.text, comparison.text, list(texts.values()))
-        for verdict in verdicts:
-            self._figures.count(f"judged_{verdict.name.lower()}")
-        found = dict(zip(texts, verdicts, strict=True))
+        fresh = comparison.record
+        scores = await self._judge.compare(fresh.model, fresh.text, comparison.text, list(texts.values()))
+        limit = self._labels.errors.limit(fresh.model, fresh.answers)
+        found: dict[str, bool] = {}
+        for entry, score in zip(texts, scores, strict=True):
+            if score is not None:
+                found[entry] = score > limit
+            self._figures.count(
+                "judged_unsure" if score is None else "judged_same" if score > limit else "judged_different"
+            )
         return {r.entry: found[r.entry] for r in compared if r.entry in found and not self._is_replaced(r)}
 
-    async def _conclude(self, comparison: Comparison, verdicts: dict[str, Verdict]) -> None:
+    async def _conclude(self, comparison: Comparison, verdicts: dict[str, bool]) -> None:
         fresh, query = comparison.record, comparison.query
-        if query is not None and query.evidence is not None:
-            verdict = verdicts.get(query.entry, Verdict.UNSURE)
-            if verdict is not Verdict.UNSURE or (self._judge.doubts and query.entry in verdicts):
-                await self.add_label(query.label(verdict is Verdict.SAME))
-        same = [
-            kept
-            for kept in map(self._neighbours.records.get, verdicts)
-            if kept and verdicts[kept.entry] is Verdict.SAME
-        ]
+        if query is not None and query.evidence is not None and query.entry in verdicts:
+            error = self._labels.errors.error(fresh.model, fresh.answers)
+            label = query.label(verdicts[query.entry])
+            await self.add_label(msgspec.structs.replace(label, judge=(error.recall, error.false_same)))
+        same = [kept for kept in map(self._neighbours.records.get, verdicts) if kept and verdicts[kept.entry]]
         for record in same:
             is_other_tenant = self._neighbours.is_other_tenant(record, fresh.namespace)
             # Equal answers may belong to different questions: "Yes." answers many.
-            if is_other_tenant and first_allowed(fresh.text, [Neighbour(record, 1.0)], [0])[0] is not None:
+            if is_other_tenant and wording_of(fresh.text, [Neighbour(record, 1.0)], [0]).place is not None:
                 await self._confirm(record, fresh.namespace)
         own = [record.answer for record in same if record.namespace == fresh.namespace] or [r.answer for r in same]
         if own:
-            comparison.record = msgspec.structs.replace(fresh, answer=own[0])
-            kept = self._neighbours.records.regroup(fresh.entry, fresh.created, own[0])
-            if kept is not None and self._log is not None:
-                self._log.save(kept, comparison.vector)
+            self._update(comparison, answer=own[0])
+
+    def _update(self, comparison: Comparison, **found: str | float | bool) -> None:
+        """Sets what the judge has found out, also where the record is stored already."""
+        record = comparison.record = msgspec.structs.replace(comparison.record, **found)
+        kept = self._neighbours.records.learn(
+            record.entry, record.created, record.answer, record.disagreement, record.agreed
+        )
+        if kept is not None and self._log is not None:
+            self._log.save(kept, comparison.vector)
 
     def _comparable(self, near: Sequence[Neighbour], query: Query | None) -> list[Record]:
         served = self._neighbours.records.get(query.entry) if query is not None else None

@@ -7,6 +7,7 @@ import msgspec
 import xxhash
 
 from cache.entries.key import namespace_of
+from cache.semantic.judge.answer import AnswerClass
 from cache.semantic.normal_form.normal_form import normal_form
 
 
@@ -17,6 +18,9 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
     the question's context (see `Question`). `confirmed` names the other tenants that got the same fresh answer. The
     record is of the answer that was computed at `created`, and is valid until `expires` (both in Unix seconds), only
     under its purge state, `generation`.
+
+    `answers` is the class of its answer. `disagreement` is the evidence that answers to this very question disagree, in
+    log odds; `agreed` says that two of them have said the same.
     """
 
     entry: str
@@ -28,6 +32,9 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
     created: float
     expires: float
     confirmed: tuple[str, ...] = ()
+    answers: AnswerClass = "prose"
+    disagreement: float = 0.0
+    agreed: bool = False
 
     @property
     def namespace(self) -> str:
@@ -99,13 +106,14 @@ class Records:
         self._by_entry[entry] = msgspec.structs.replace(record, confirmed=(*record.confirmed, namespace))
         return True
 
-    def regroup(self, entry: str, created: float, answer: str) -> Record | None:
-        """Sets the group of equal answers of a record; returns it as it is kept, None if there is none."""
+    def learn(self, entry: str, created: float, answer: str, disagreement: float, agreed: bool) -> Record | None:
+        """Sets what a judge has found out about a record; returns it as it is kept, None if there is none."""
         record = self._by_entry.get(entry)
         if record is None or record.created != created:
             return None
-        self._by_entry[entry] = msgspec.structs.replace(record, answer=answer)
-        return self._by_entry[entry]
+        found = msgspec.structs.replace(record, answer=answer, disagreement=disagreement, agreed=agreed)
+        self._by_entry[entry] = found
+        return found
 
     def use(self, entry: str) -> None:
         """Notes a use of the record: the least recently used one is evicted first."""

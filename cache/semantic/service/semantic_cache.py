@@ -1,11 +1,14 @@
 """The semantic cache: a lookup, step by step."""
 
 import asyncio
+import itertools
 import time
 from collections import Counter
 
 from cache.entries.key import namespace_of
 from cache.semantic.embedding.embedder import Embedder
+from cache.semantic.judge.error_rates import ErrorRates
+from cache.semantic.judge.repeatability import is_unrepeatable, repeatable
 from cache.semantic.messages import (
     AnswerStored,
     EntryDeleted,
@@ -24,10 +27,11 @@ from cache.semantic.messages import (
 from cache.semantic.policy.policy import NEIGHBOURS, Policy
 from cache.semantic.service.learner import Learner
 from cache.semantic.service.metrics import ServiceMetrics
-from cache.semantic.service.neighbours import Neighbours, first_allowed, neighbourhood_of
+from cache.semantic.service.neighbours import Neighbour, Neighbours, Vector, neighbourhood_of, wording_of
 from cache.semantic.service.queries import OpenQueries, Query, ServedAnswer, ServedAnswers
 from cache.semantic.service.queues import LookupPriority
 from cache.semantic.service.records import Record
+from cache.semantic.wording.comparison import Wording
 
 _LONG_TEXT = 200
 _EXPLAINED = 5
@@ -44,6 +48,7 @@ class SemanticCache:
         embedder: Embedder,
         neighbours: Neighbours,
         policy: Policy,
+        errors: ErrorRates,
         learner: Learner,
         figures: ServiceMetrics,
         priority: LookupPriority,
@@ -52,6 +57,7 @@ class SemanticCache:
         self._embedder = embedder
         self._neighbours = neighbours
         self._policy = policy
+        self._errors = errors
         self._learner = learner
         self._priority = priority
         self._queries = OpenQueries()
@@ -79,29 +85,28 @@ class SemanticCache:
         if repeated is not None:
             await self._record_complaint(repeated)
         is_disliked = self._served_answers.has_rejected(ask.key)
-        if ask.max_risk > 0 and not is_disliked and (same := self._neighbours.same_form(ask.partition, ask.text)):
+        if ask.max_risk > 0 and not is_disliked and (same := self._same_form(ask)):
             self.figures.count("normalized" if ask.serve else "observed_normalized")
             if ask.serve:
                 self._note(ServedAnswer(ask.key, same.entry, time.monotonic()))
             return LookupHit(0, 1.0, layer="normalized", entry=same.entry, created=same.created, audit=False)
-        namespace = namespace_of(ask.partition)
         with self.figures.timing("embed"):
             vector = await self._embedder.embed(ask.text)
         with self.figures.timing("search"):
-            near = [
-                neighbour
-                for neighbour in await self._neighbours.near(ask.partition, vector)
-                if self._neighbours.may_answer(neighbour.record, namespace)
-            ][:NEIGHBOURS]
+            near = await self._near(ask.partition, vector)
+            if not all(are_repeatable := repeatable(self._errors, near)):
+                self.figures.count("unrepeatable")
+                near = list(itertools.compress(near, are_repeatable))
         evidence, place, guard = None, None, ""
         if near:
             with self.figures.timing("guards"):
                 weighed = self._policy.weigh(neighbourhood_of(near))
                 if len(ask.text) > _LONG_TEXT:  # reading takes milliseconds: in a thread
-                    place, guard = await asyncio.to_thread(first_allowed, ask.text, near, weighed.members)
+                    wording = await asyncio.to_thread(wording_of, ask.text, near, weighed.members)
                 else:
-                    place, guard = first_allowed(ask.text, near, weighed.members)
-            evidence = weighed if place is not None else None
+                    wording = wording_of(ask.text, near, weighed.members)
+            place, guard = wording.place, wording.veto
+            evidence = weighed.with_wording(wording.features) if place is not None else None
         # A client that no longer waits uses nothing of the budget.
         is_served = not is_disliked and ask.key not in self._gone
         max_risk = ask.max_risk if is_served else 0.0
@@ -126,31 +131,39 @@ class SemanticCache:
 
     async def explain(self, ask: ExplainRequest) -> Explanation:
         """What a lookup would say, and of which neighbours. Raises EmbedderBusy and EmbeddingError."""
-        if ask.max_risk > 0 and (same := self._neighbours.same_form(ask.partition, ask.text)):
+        if ask.max_risk > 0 and (same := self._same_form(ask)):
             return Explanation("normalized", same.entry, 0.0, "the same question was asked, written differently")
         vector = await self._embedder.embed(ask.text)
-        near = [
-            neighbour
-            for neighbour in await self._neighbours.near(ask.partition, vector)
-            if self._neighbours.may_answer(neighbour.record, namespace_of(ask.partition))
-        ][:NEIGHBOURS]
+        found = await self._near(ask.partition, vector)
+        near = list(itertools.compress(found, repeatable(self._errors, found)))
+        if found and not near:
+            return Explanation("", "", None, "answers to such questions differ each time that they are asked")
         if not near:
             return Explanation("", "", None, "nothing was asked in the same context: system prompt, tools, parameters")
         weighed = self._policy.weigh(neighbourhood_of(near))
 
-        def read() -> tuple[int | None, str, list[str]]:
-            place, guard = first_allowed(ask.text, near, weighed.members)
-            return place, guard, [first_allowed(ask.text, [each], [0])[1] for each in near[:_EXPLAINED]]
+        def read() -> tuple[Wording, list[str]]:
+            vetoes = [wording_of(ask.text, [each], [0]).veto for each in near[:_EXPLAINED]]
+            return wording_of(ask.text, near, weighed.members), vetoes
 
-        place, guard, guards = await asyncio.to_thread(read)
+        wording, vetoes = await asyncio.to_thread(read)
         neighbours = tuple(
             ExplainedNeighbour(each.record.entry, each.similarity, refusing)
-            for each, refusing in zip(near[:_EXPLAINED], guards, strict=True)
+            for each, refusing in zip(near[:_EXPLAINED], vetoes, strict=True)
         )
-        if place is None:
-            return Explanation("", "", None, f"the guard {guard!r} refuses the nearest answer", neighbours)
-        serve, risk, reason = self._policy.assess(weighed, ask.max_risk)
-        return Explanation("semantic" if serve else "", near[place].record.entry, risk, reason, neighbours)
+        if wording.place is None:
+            return Explanation("", "", None, f"the guard {wording.veto!r} refuses the nearest answer", neighbours)
+        serve, risk, reason = self._policy.assess(weighed.with_wording(wording.features), ask.max_risk)
+        return Explanation("semantic" if serve else "", near[wording.place].record.entry, risk, reason, neighbours)
+
+    async def _near(self, partition: str, vector: Vector) -> list[Neighbour]:
+        """The neighbours of a question whose answers may go to its tenant, nearest first."""
+        near, namespace = await self._neighbours.near(partition, vector), namespace_of(partition)
+        return [each for each in near if self._neighbours.may_answer(each.record, namespace)][:NEIGHBOURS]
+
+    def _same_form(self, ask: LookupRequest | ExplainRequest) -> Record | None:
+        record = self._neighbours.same_form(ask.partition, ask.text)
+        return None if record is None or is_unrepeatable(self._errors, record) else record
 
     async def answered(self, note: AnswerStored) -> None:
         """A fresh answer: compares it with what was or would have been served, and stores it."""

@@ -13,6 +13,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
 from cache.semantic.embedding.embedder import Embedder, Model, open_embedder
@@ -22,6 +24,7 @@ from cache.semantic.embedding.model_files import DEFAULT
 from cache.semantic.embedding.server import EmbeddingServer
 from cache.semantic.index.index import VectorIndex
 from cache.semantic.judge.embedding_judge import EmbeddingJudge
+from cache.semantic.judge.error_rates import PRIOR_ERROR, ErrorRates
 from cache.semantic.judge.judge import Judge
 from cache.semantic.judge.llm_judge import open_llm_judge
 from cache.semantic.messages import (
@@ -44,11 +47,10 @@ from cache.semantic.messages import (
 from cache.semantic.normal_form.english import load as load_words
 from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.policy import Policy
-from cache.semantic.policy.posterior import JudgeError
 from cache.semantic.policy.threshold import ThresholdPolicy
 from cache.semantic.policy.vcache import VCachePolicy
 from cache.semantic.service.answers import Answers
-from cache.semantic.service.config import Config
+from cache.semantic.service.config import EMBEDDING, Config
 from cache.semantic.service.labels import Labels
 from cache.semantic.service.learner import JudgeBudget, Learner
 from cache.semantic.service.log import RecordLog
@@ -177,7 +179,7 @@ def _server(config: Config) -> EmbeddingServer:
 async def _judging(config: Config, embedders: Embedders, load: Load) -> AsyncIterator[Embedder]:
     """The embedder of the judge without a URL, whose coefficients are fitted to the default model."""
     is_default = config.model == DEFAULT and not config.model_url and config.model_prompt is None
-    if is_default or config.judge_url:
+    if is_default or config.judge != EMBEDDING:
         yield embedders.background
         return
     async with open_embedder(await asyncio.to_thread(load, DEFAULT, None), patient=True) as embedder:
@@ -192,16 +194,20 @@ async def _running(config: Config, embedders: Embedders, judging: Embedder, serv
         store = await stack.enter_async_context(_store(config.redis, encryption))
         shared = await stack.enter_async_context(_log(config.redis, model, encryption))
         judge = await stack.enter_async_context(make_judge(config, judging))
-        policy = make_policy(config, judge, random.Random())  # noqa: S311  # which hits are audited is no secret
+        policy = make_policy(config, random.Random())  # noqa: S311  # which hits are audited is no secret
         neighbours = Neighbours(VectorIndex(model.dimensions), _counter(store), config.published, config.confirmations)
         stack.push_async_callback(asyncio.to_thread, neighbours.close)
-        labels = Labels(policy, f"{config.policy}:{model.fingerprint}")
+        errors = ErrorRates(judge.same_above)
+        judge_name = f"judge:{config.judge}:{config.judge_model or model.fingerprint}"
+        labels = Labels(policy, errors, f"{config.policy}:{model.fingerprint}", judge_name)
         figures, priority = ServiceMetrics(), LookupPriority()
-        judge_budget = JudgeBudget(config.judge_share if config.judge_url else math.inf)
+        judge_budget = JudgeBudget(math.inf if config.judge == EMBEDDING else config.judge_share)
         learner = Learner(
             patient, neighbours, Answers(store), judge, judge_budget, labels, shared, figures, priority, config.capacity
         )
-        cache = SemanticCache(embedder, neighbours, policy, learner, figures, priority, shares_purges=store is not None)
+        cache = SemanticCache(
+            embedder, neighbours, policy, errors, learner, figures, priority, shares_purges=store is not None
+        )
         works = [
             *(watch() for watch in embedders.watches),
             learner.work(),
@@ -218,7 +224,7 @@ async def _running(config: Config, embedders: Embedders, judging: Embedder, serv
         def describe() -> Stats | Refused:
             if not config.model_url and embedder.seconds_under_way > _STUCK_SECONDS:
                 return Refused("the embedding model does not answer")
-            return Stats(_figures(cache, neighbours, policy, judge, embedders, sharing, shared))
+            return Stats(_figures(cache, neighbours, policy, judge, errors, embedders, sharing, shared))
 
         async with _tasks(works):
             await service.begin(cache, describe)
@@ -291,6 +297,7 @@ def _figures(
     neighbours: Neighbours,
     policy: Policy,
     judge: Judge,
+    errors: ErrorRates,
     embedders: Embedders,
     sharing: Sharing | None,
     shared: RecordLog | None,
@@ -308,17 +315,18 @@ def _figures(
         "writes_dropped": 0 if shared is None else shared.dropped,
         "corrupt_records": 0 if shared is None else shared.corrupt,
         "judge_failures": judge.failures,
+        "judge": [msgspec.structs.asdict(figures) for figures in errors.figures()],
         "policy": policy.figures(),
         "reliability": policy.reliability(),
         **cache.figures.as_dict(),
     }
 
 
-def make_policy(config: Config, judge: Judge, chance: random.Random) -> Policy:
+def make_policy(config: Config, chance: random.Random) -> Policy:
     """The decision policy; `chance` draws what it audits."""
     match config.policy:
         case "budget":
-            return BudgetPolicy(config.delta, judge.error, chance, config.audit_share)
+            return BudgetPolicy(config.delta, PRIOR_ERROR, chance, config.audit_share)
         case "vcache":
             return VCachePolicy(config.delta, chance)
         case "threshold":
@@ -327,10 +335,9 @@ def make_policy(config: Config, judge: Judge, chance: random.Random) -> Policy:
 
 @asynccontextmanager
 async def make_judge(config: Config, embedder: Embedder) -> AsyncIterator[Judge]:
-    """The judge of two answers: a model behind a URL if one is configured, else their embeddings."""
-    if config.judge_url:
-        error = JudgeError(config.judge_recall, config.judge_false_same)
-        async with open_llm_judge(config.judge_url, config.judge_model, config.judge_key, error=error) as judge:
-            yield judge
-    else:
+    """The judge of two answers: their embeddings, or a model behind a URL."""
+    if config.judge == EMBEDDING:
         yield EmbeddingJudge(embedder)
+    else:
+        async with open_llm_judge(config.judge, config.judge_model, config.judge_key) as judge:
+            yield judge

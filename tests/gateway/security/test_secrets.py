@@ -37,7 +37,7 @@ def everywhere(folder: Path) -> dict[str, Any]:
         "upstreams": [{"url": "http://127.0.0.1:1/v1", "api_key": f"file:{key}"}],
         "batches": {"enabled": False},
         "semantic": {
-            **{"judge_url": "http://127.0.0.1:1/v1", "judge_model": "judge", "judge_key": MARK},
+            **{"judge": "http://127.0.0.1:1/v1", "judge_model": "judge", "judge_key": MARK},
             **{"model_url": "http://127.0.0.1:1/v1", "model": "embedder", "model_key": MARK},
         },
     }
@@ -63,7 +63,7 @@ MISTAKES: dict[str, dict[str, Any]] = {
     "a redis in a list": {"redis": [f"redis://user:{MARK}@cache"]},
     "an upstream with a password": {"upstreams": [f"https://user:{MARK}@gpu/v1"]},
     "an upstream with a password among settings": {"upstreams": [{"url": f"https://user:{MARK}@gpu/v1"}]},
-    "a judge with a password": {"semantic": {"judge_url": f"https://user:{MARK}@gpu/v1"}},
+    "a judge with a password": {"semantic": {"judge": f"https://user:{MARK}@gpu/v1"}},
     "an unknown setting beside a secret": {"admin_key": MARK, "colour": "red"},
     "a bad port beside a secret": {"admin_key": MARK, "port": "many"},
 }

@@ -15,6 +15,7 @@ class ChatServer:
         self.requests: list[dict[str, Any]] = []
         self.paths: list[str] = []
         self.keys: list[str | None] = []
+        self.cache_controls: list[str | None] = []
         self.status = 200
         self.body: bytes | None = None
         """Sent instead of a completion."""
@@ -37,6 +38,7 @@ class ChatServer:
         self.requests.append(body)
         self.paths.append(request.path)
         self.keys.append(request.headers.get("Authorization"))
+        self.cache_controls.append(request.headers.get("Cache-Control"))
         self._now += 1
         self.most_at_once = max(self.most_at_once, self._now)
         self.arrived.release()

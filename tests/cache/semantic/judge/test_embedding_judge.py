@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.semantic.judge import Vectors, open_vectors, recall, tallies, texts_of, verdicts
-from benchmarks.semantic.labelled_answers import Kind, is_held_out, labelled, pairs
-from cache.semantic.judge.answer import MAX_CHARACTERS, Answer
+from benchmarks.semantic.judge import Vectors, open_vectors, scores_of, texts_of
+from benchmarks.semantic.labelled_answers import COMPARED, Kind, is_held_out, labelled, pairs
+from cache.semantic.judge.answer import MAX_CHARACTERS, Answer, AnswerClass, class_of
 from cache.semantic.judge.embedding_judge import EmbeddingJudge
-from cache.semantic.judge.judge import Verdict
+from cache.semantic.judge.fitted import SAME_ABOVE
+from cache.semantic.judge.judge import MAX_SCORE
 
 _EVERY = 3
 
@@ -37,20 +38,23 @@ def vectors() -> Vectors:
     return open_vectors()
 
 
+async def said(judge: EmbeddingJudge, question: str, fresh: str, cached: Sequence[str]) -> list[float]:
+    scores = await judge.compare("m", question, fresh, cached)
+    return [score for score in scores if score is not None]
+
+
 async def test_errors_on_held_out_answers_are_within_the_promise(vectors: Vectors) -> None:
-    """Recall and false SAME verdicts are within the promise for answers that were not fitted to."""
+    """Answers that were not fitted to are recognised, and different ones seldom called the same."""
     answers = [answer for answer in labelled() if is_held_out(answer.group)]
     some = sorted({answer.group for answer in answers})[::_EVERY]
     answers = [answer for answer in answers if answer.group in some]
     vectors.learn(texts_of(answers))
     found = pairs(answers, vectors.known)
-    of = tallies(found, await verdicts(vectors, found))
-    assert recall(of) >= 0.97
-    for kind in (Kind.NEAR, Kind.RELATED, Kind.OTHER):
-        assert of[kind].share(Verdict.SAME) <= 0.01, kind
-    # A judge that says nothing would pass all of the above.
-    assert of[Kind.CHAT].share(Verdict.SAME) >= 0.2
-    assert of[Kind.OTHER].share(Verdict.DIFFERENT) >= 0.5
+    scores = np.array(await scores_of(EmbeddingJudge(vectors, kept=1 << 16), found))
+    same = {kind: (scores[[pair.kind is kind for pair in found]] > SAME_ABOVE).mean() for kind in Kind}
+    assert same[Kind.CHAT] >= 0.5
+    for kind in COMPARED:
+        assert same[kind] <= 0.02, kind  # of all groups .01: some are harder than others
 
 
 @pytest.mark.parametrize(
@@ -68,80 +72,86 @@ async def test_errors_on_held_out_answers_are_within_the_promise(vectors: Vector
     ],
 )
 async def test_a_contradiction_is_never_the_same(vectors: Vectors, fresh: str, cached: str) -> None:
-    """Answers that differ in one fact are not SAME, in either order."""
+    """Answers that differ in one fact are not the same, in either order."""
     judge = EmbeddingJudge(vectors)
-    assert await judge.compare("What is it?", fresh, [cached]) != [Verdict.SAME]
-    assert await judge.compare("What is it?", cached, [fresh]) != [Verdict.SAME]
+    for one, other in ((fresh, cached), (cached, fresh)):
+        assert await said(judge, "What is it?", one, [other]) <= [SAME_ABOVE]
 
 
 @pytest.mark.parametrize(
     ("question", "fresh", "cached"),
     [
         (
-            "How long is the warranty?",
-            "The warranty is 2 years. Please keep your receipt as proof of purchase.",
-            "The warranty is two years. Please keep the receipt as your proof of purchase.",
+            "How do I turn on notifications?",
+            "To turn on notifications, open **Settings** > **Notifications** and switch on **Push notifications**. "
+            "Your phone may ask you to allow them.",
+            "You can enable push notifications in **Settings** > **Notifications** by turning on **Push "
+            "notifications**. If your phone asks for permission, tap **Allow**.",
         ),
         (
             "What is the speed of light?",
             "The speed of light in a vacuum is about 300,000 km/s.",
             "**The speed of light in a vacuum is about 300,000 km/s.**",
         ),
-        ("When do you close?", "We close at 6 pm on weekdays.", "On weekdays we close at 18:00."),
+        (
+            "Which city is Australia's capital?",
+            "Australia's capital city is Canberra.",
+            "The capital city of Australia is Canberra. It is located in the Australian Capital Territory.",
+        ),
     ],
 )
 async def test_the_same_facts_in_other_words_are_the_same(
     vectors: Vectors, question: str, fresh: str, cached: str
 ) -> None:
-    """Answers that differ in number words, Markdown or word order are SAME."""
-    assert await EmbeddingJudge(vectors).compare(question, fresh, [cached]) == [Verdict.SAME]
+    """Answers that differ in Markdown or in most of their words are the same."""
+    assert await said(EmbeddingJudge(vectors), question, fresh, [cached]) > [SAME_ABOVE]
 
 
 async def test_an_answer_to_something_else_is_different(vectors: Vectors) -> None:
-    """Answers that have nothing in common are DIFFERENT."""
+    """Answers that have nothing in common are far from the same."""
     fresh = "The capital of Australia is Canberra."
     other = "Boil the eggs for 10 minutes, then put them into cold water."
     judge = EmbeddingJudge(vectors)
-    assert await judge.compare("What is the capital of Australia?", fresh, [other]) == [Verdict.DIFFERENT]
+    assert await said(judge, "What is the capital of Australia?", fresh, [other]) < [-5.0]
 
 
 async def test_equal_texts_need_no_model() -> None:
-    """Texts that are equal but for line ends are SAME without an embedding."""
+    """Texts that are equal but for line ends are the same without an embedding."""
     bags = Bags()
     long = "word " * MAX_CHARACTERS
     judge = EmbeddingJudge(bags)
-    assert await judge.compare("q", long, [long + "\n"]) == [Verdict.SAME]
-    assert await judge.compare("q", "if x:\n  y", ["if x:  \r\n  y"]) == [Verdict.SAME]
+    assert await said(judge, "q", long, [long + "\n"]) == [MAX_SCORE]
+    assert await said(judge, "q", "if x:\n  y", ["if x:  \r\n  y"]) == [MAX_SCORE]
     assert bags.texts == []
 
 
 @pytest.mark.parametrize("other", ["x" * (MAX_CHARACTERS + 1), "", " \n"])
-async def test_an_answer_too_long_or_empty_is_unsure(other: str) -> None:
-    """An answer that is too long or empty is UNSURE on either side."""
+async def test_an_answer_too_long_or_empty_is_no_other(other: str) -> None:
+    """An answer that is too long or empty is the same as no other one."""
     judge = EmbeddingJudge(Bags())
-    assert await judge.compare("q", "an answer", [other]) == [Verdict.UNSURE]
-    assert await judge.compare("q", other, ["an answer"]) == [Verdict.UNSURE]
+    assert await said(judge, "q", "an answer", [other]) == [-MAX_SCORE]
+    assert await said(judge, "q", other, ["an answer"]) == [-MAX_SCORE]
 
 
 async def test_an_answer_is_embedded_once_while_it_is_kept() -> None:
-    """An answer is embedded once until it is forgotten as the least recently used one."""
+    """An answer, and its sentences, are embedded once until it is forgotten as the least recently used one."""
     bags = Bags()
     judge = EmbeddingJudge(bags, kept=3)
-    await judge.compare("q", "one", ["two", "three"])
-    await judge.compare("q", "one", ["two", "three"])
-    assert bags.texts == ["q", "one", "two", "three", "q"]
-    await judge.compare("q", "one", ["four"])
-    assert bags.texts[5:] == ["q", "four"]
-    await judge.compare("q", "one", ["two"])
-    assert bags.texts[7:] == ["q", "two"]
+    await said(judge, "q", "one", ["two", "three"])
+    await said(judge, "q", "one", ["two", "three"])
+    assert bags.texts == ["one", "one", "two", "two", "three", "three"]
+    await said(judge, "q", "one", ["four"])
+    assert bags.texts[6:] == ["four", "four"]
+    await said(judge, "q", "one", ["two"])
+    assert bags.texts[8:] == ["two", "two"]
 
 
 async def test_a_verdict_does_not_depend_on_the_other_answers(vectors: Vectors) -> None:
     """An answer gets the same verdict alone and among others."""
     cached = ["We close at 18:00.", "We close at 7 pm.", "We close at 18:00.", "The card is free."]
     judge = EmbeddingJudge(vectors)
-    alone = [(await judge.compare("When do you close?", "We close at 6 pm.", [text]))[0] for text in cached]
-    assert await judge.compare("When do you close?", "We close at 6 pm.", cached) == alone
+    alone = [(await said(judge, "When do you close?", "We close at 6 pm.", [text]))[0] for text in cached]
+    assert await said(judge, "When do you close?", "We close at 6 pm.", cached) == alone
 
 
 async def test_answers_are_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,8 +164,8 @@ async def test_answers_are_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> 
         return read(text)
 
     monkeypatch.setattr(Answer, "of", watched)
-    await EmbeddingJudge(Bags()).compare("q", "one answer", ["another answer"])
-    assert len(threads) == 2
+    await EmbeddingJudge(Bags()).compare("m", "q", "one answer", ["another answer"])
+    assert len(threads) == 3
     assert threading.get_ident() not in threads
 
 
@@ -166,23 +176,40 @@ async def test_the_longest_texts_take_less_than_three_seconds(part: str) -> None
     """The longest answers are compared in less than three seconds, whatever they repeat."""
     text = part * (MAX_CHARACTERS // len(part))
     began = time.process_time()
-    await EmbeddingJudge(Bags()).compare("q", text, [text[:-1] + "z", "z" + text[1:]])
+    await EmbeddingJudge(Bags()).compare("m", "q", text, [text[:-1] + "z", "z" + text[1:]])
     assert time.process_time() - began < 3.0
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=300), st.lists(st.text(max_size=300), max_size=4))
-def test_any_texts_get_verdicts(fresh: str, cached: Sequence[str]) -> None:
-    """Any answers get one verdict each, and an equal one gets SAME."""
-    found = asyncio.run(EmbeddingJudge(Bags()).compare("q", fresh, [*cached, fresh]))
+def test_any_texts_get_scores(fresh: str, cached: Sequence[str]) -> None:
+    """Any answers get one score each, and an equal one the highest."""
+    found = asyncio.run(EmbeddingJudge(Bags()).compare("m", "q", fresh, [*cached, fresh]))
     assert len(found) == len(cached) + 1
-    assert found[-1] is Verdict.SAME
+    assert found[-1] == MAX_SCORE
+    assert all(score is not None and abs(score) <= MAX_SCORE for score in found)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 9999), st.integers(2, 9999))
 def test_another_number_is_never_the_same(one: int, other: int) -> None:
-    """Answers that differ in a number only are not SAME."""
+    """Answers that differ in a number only say something else."""
     fresh, cached = (f"Your order number is ready: you pay {number} euros at the till." for number in (one, other))
-    found = asyncio.run(EmbeddingJudge(Bags()).compare("What do I pay?", fresh, [cached]))
-    assert (found == [Verdict.SAME]) == (one == other)
+    found = asyncio.run(EmbeddingJudge(Bags()).compare("m", "What do I pay?", fresh, [cached]))
+    assert found == [MAX_SCORE if one == other else -MAX_SCORE]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Paris.", "short"),
+        ("Paris is the capital of France. " * 10, "prose"),
+        ("Two steps:\n\n1. Open the app.\n2. Choose **Cancel**.", "structured"),
+        ('{\n  "city": "Paris"\n}', "structured"),
+        ("Run:\n```sh\ngit reset --soft HEAD~1\n```", "code"),
+        ("", "short"),
+    ],
+)
+def test_an_answer_has_a_class(text: str, expected: AnswerClass) -> None:
+    """Code in a fence, lists and JSON, short texts, and the rest."""
+    assert class_of(text) == expected

@@ -17,10 +17,12 @@ from cache.semantic.embedding.embedder import Embedder, open_embedder
 from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.index.index import VectorIndex
 from cache.semantic.judge.embedding_judge import EmbeddingJudge
+from cache.semantic.judge.error_rates import ErrorRates, JudgedPair
 from cache.semantic.judge.judge import Judge
 from cache.semantic.judge.llm_judge import open_llm_judge
-from cache.semantic.language.text import Text
+from cache.semantic.judge.repeatability import is_unrepeatable
 from cache.semantic.messages import AnswerStored
+from cache.semantic.policy.label import Label
 from cache.semantic.policy.policy import Decision
 from cache.semantic.policy.vcache import VCachePolicy
 from cache.semantic.service import answers as answers_module
@@ -30,10 +32,11 @@ from cache.semantic.service.answers import Answers
 from cache.semantic.service.labels import Labels
 from cache.semantic.service.learner import JudgeBudget, Learner
 from cache.semantic.service.metrics import ServiceMetrics
-from cache.semantic.service.neighbours import Neighbours, first_allowed, neighbourhood_of
+from cache.semantic.service.neighbours import Neighbours, neighbourhood_of, wording_of
 from cache.semantic.service.queries import Query
 from cache.semantic.service.queues import LookupPriority
 from cache.semantic.service.records import Record
+from cache.semantic.wording.text import Text
 from tests.cache.semantic.judge.chat_server import ChatServer, chat_server
 from tests.waiting import until
 
@@ -53,7 +56,8 @@ class Host:
         self.embedder = embedder
         self.policy = VCachePolicy(0.05, random.Random(0))  # noqa: S311 - reproducible
         self.neighbours = Neighbours(VectorIndex(embedder.model.dimensions), lambda record: True, (), 1)
-        self.labels = Labels(self.policy, "")
+        self.errors = ErrorRates(judge.same_above)
+        self.labels = Labels(self.policy, self.errors, "policy", "judge")
         self.figures = ServiceMetrics()
         self.priority = LookupPriority()
         self.learner = Learner(
@@ -78,11 +82,12 @@ class Host:
         *,
         asked: bool = False,
         query: Query | None = None,
+        generation: str = "0.0.0",
     ) -> None:
         """An answer; `asked` if the question was looked up before, so that a label comes of it."""
         body = {"choices": [{"message": {"content": answer}, "finish_reason": "stop"}]}
         note = AnswerStored(
-            1, f"a.{name}", PARTITION, text, "m", "0.0.0", created, time.time() + 60, msgspec.json.encode(body)
+            1, f"a.{name}", PARTITION, text, "m", generation, created, time.time() + 60, msgspec.json.encode(body)
         )
         await self.learner.record_answer(note, await self.query(text) if asked else query)
 
@@ -149,12 +154,12 @@ async def test_an_answer_is_found_before_a_slow_judge_has_compared_it(slow: Host
     kept = slow.record("two")
     assert kept is not None
     assert kept.answer == "a.two", "what it says is not known yet"
-    assert slow.labels.count == 0
+    assert slow.figure("labels_from_miss") == 0
     slow.neighbours.records.confirm("a.two", 1.0, "b")
     server.goes_on.set()
     await slow.learner.idle()
     assert slow.record("two") == msgspec.structs.replace(kept, answer="a.one", confirmed=("b",))
-    assert slow.labels.count == slow.figure("labels_from_miss") == 1
+    assert slow.figure("labels_from_miss") == 1
 
 
 async def test_answers_are_found_while_the_judge_is_busy(slow: Host, server: ChatServer) -> None:
@@ -208,7 +213,7 @@ async def test_a_verdict_on_a_replaced_answer_is_dropped(slow: Host, server: Cha
     two = slow.record("two")
     assert two is not None
     assert two.answer == "a.two"
-    assert slow.labels.count == 0
+    assert slow.figure("labels_from_miss") == 0
 
 
 @pytest.mark.usefixtures("one_comparison_at_once")
@@ -227,7 +232,7 @@ async def test_an_answer_replaced_before_its_turn_is_not_compared(embedder: Embe
         server.goes_on.set()
         await host.learner.idle()
 
-        assert host.labels.count == 0
+        assert host.figure("labels_from_miss") == 0
         assert {r["messages"][1]["content"].count("no passwords") for r in server.requests[:2]} == {0}
         assert getattr(host.record("three"), "answer", None) == "a.two"
 
@@ -334,7 +339,7 @@ async def test_texts_are_read_when_they_are_learned(embedder: Embedder, monkeypa
         await host.neighbours.put_all([(other, await embedder.embed(AGAIN))])
         near = await host.neighbours.near(PARTITION, await embedder.embed(ASKED))
         assert read == [ASKED, AGAIN]
-        assert first_allowed(ASKED, near, range(2))[0] == 0
+        assert wording_of(ASKED, near, range(2)).place == 0
         assert read == [ASKED, AGAIN]
 
 
@@ -353,7 +358,7 @@ async def test_a_costly_judge_compares_a_share_and_each_audit(
             await host.learner.idle()
         asked = len(server.requests)
         assert asked == 2
-        assert host.labels.count == 2
+        assert host.figure("labels_from_miss") == 2
         query = await host.query(AGAIN)
         audited = dataclasses.replace(query, decision=Decision(True, 0.01, 0.01, True, 0.1), served=True)
         await host.record_answer("audit", AGAIN, f"{SAME_ANSWER} audited", query=audited)
@@ -371,3 +376,107 @@ async def test_the_least_recently_used_records_beyond_a_bound_are_removed(embedd
         await host.neighbours.bound(2)
         assert [record.entry for record in host.neighbours.records] == ["a.three", "a.one"]
         assert len(host.neighbours.index) == 2
+
+
+POEM = "Write a poem about the sea"
+POEMS = (
+    "The tide comes in on silver feet, it hums a song both low and sweet.",
+    "Blue and endless, cold and wide, the sea has secrets deep inside.",
+    "O restless water, salt and foam, you call the sailor far from home.",
+    "A grey gull writes upon the breeze the only letters that it sees.",
+)
+
+
+async def test_the_same_question_again_shows_the_judges_recall(embedder: Embedder) -> None:
+    """From its second pair on, of a question whose answers have agreed: so a poem says nothing of the recall."""
+    async with _working(embedder, EmbeddingJudge(embedder)) as host:
+        for number in range(5):
+            await host.record_answer("fact", ASKED, ANSWER, created=float(number))
+            await host.record_answer("poem", POEM, POEMS[number % 4], created=float(number))
+            await host.learner.idle()
+
+        (short,) = [each for each in host.errors.figures() if each.answers == "short"]
+        assert short.same_pairs == 3, "four pairs, of which the first one showed that they agree"
+        assert host.figure("agreed_with_itself") == 4
+        assert host.figure("disagreed_with_itself") == 4
+
+
+async def test_an_answer_that_disagrees_with_itself_is_known(embedder: Embedder) -> None:
+    """Its evidence stays with the record, also where the older one had expired; an agreeing answer's says otherwise."""
+    async with _working(embedder, EmbeddingJudge(embedder)) as host:
+        for number, text in enumerate(POEMS):
+            await host.record_answer("poem", POEM, text, created=float(number))
+            await host.record_answer("fact", ASKED, ANSWER, created=float(number))
+            await host.learner.idle()
+            if number == 1:
+                await host.neighbours.remove("a.poem")
+
+        poem, fact = host.record("poem"), host.record("fact")
+        assert poem is not None
+        assert fact is not None
+        assert is_unrepeatable(host.errors, poem)
+        assert not poem.agreed
+        assert fact.agreed
+        assert fact.disagreement < -3.0
+
+
+async def test_the_same_question_written_differently_is_the_same_question(embedder: Embedder) -> None:
+    """Answers to two spellings of one question are a pair too."""
+    async with _working(embedder, EmbeddingJudge(embedder)) as host:
+        await host.record_answer("one", ASKED, ANSWER)
+        await host.learner.idle()
+        await host.record_answer("two", ASKED.lower(), ANSWER, created=2.0)
+        await host.learner.idle()
+        assert host.figure("agreed_with_itself") == 1
+
+
+async def test_an_answer_from_before_a_purge_is_no_older_answer(embedder: Embedder) -> None:
+    """What an operator has purged may have become wrong, so that it need not agree."""
+    async with _working(embedder, EmbeddingJudge(embedder)) as host:
+        await host.record_answer("fact", ASKED, ANSWER)
+        await host.record_answer("fact", ASKED, "There are no passwords.", created=2.0, generation="0.0.1")
+        await host.learner.idle()
+        assert host.figure("disagreed_with_itself") == 0
+
+
+async def test_a_label_says_how_often_its_judge_errs(embedder: Embedder) -> None:
+    """By the recall of its class: after pairs that were not recognised it is no longer taken for perfect."""
+    async with _working(embedder, EmbeddingJudge(embedder)) as host:
+        await host.record_answer("known", ASKED, ANSWER)
+        await host.learner.idle()
+        learned: list[Label] = []
+        host.policy.learn = learned.append  # type: ignore[method-assign, assignment]  # the real one keeps none
+        await host.record_answer("first", AGAIN, ANSWER, asked=True)
+        await host.learner.idle()
+        for _ in range(50):
+            host.errors.count(JudgedPair("m", "short", "again", -5.0))
+        await host.record_answer("second", f"{AGAIN} Thanks", ANSWER, asked=True)
+        await host.learner.idle()
+
+        first, second = (label.judge for label in learned)
+        assert first is not None
+        assert second is not None
+        assert first[0] > 0.999
+        assert second[0] < 0.4
+        assert [label.same for label in learned] == [True, True]
+
+
+async def test_pairs_reach_the_errors_of_other_processes() -> None:
+    """Those of the same judge; and a state brings back both what the policy and what the errors have learned."""
+    errors, others = ErrorRates(1.0), ErrorRates(1.0)
+    pair = JudgedPair("m", "prose", "again", 3.0)
+    policy = VCachePolicy(0.05, random.Random(0))  # noqa: S311 - reproducible
+    here, there = Labels(policy, errors, "policy", "judge"), Labels(policy, others, "policy", "judge")
+    there.take(here.encode(pair))
+    here.learn(pair)
+    assert others.figures() == errors.figures() != []
+
+    restarted = Labels(policy, ErrorRates(1.0), "policy", "judge")
+    assert restarted.restore(here.snapshot())
+    assert restarted.errors.figures() == errors.figures()
+    with_a_model = Labels(policy, ErrorRates(1.0), "policy", "another judge")
+    with_a_model.take(here.encode(pair))
+    assert with_a_model.restore(here.snapshot())
+    assert with_a_model.errors.figures() == [], "another judge has other errors"
+    assert not restarted.restore(b"damaged")
+    assert restarted.errors.figures() == errors.figures()

@@ -76,11 +76,11 @@ class RecordsMachine(RuleBasedStateMachine):
             self.model[f"a.{number}"] = kept
 
     @rule(number=st.integers(0, 5), answer=st.sampled_from(("a.0", "b.7")))
-    def regroup(self, number: int, answer: str) -> None:
+    def learn(self, number: int, answer: str) -> None:
         kept = self.records.get(f"a.{number}")
-        assert self.records.regroup(f"a.{number}", 6.0, answer) is None, "that was another answer"
-        new = self.records.regroup(f"a.{number}", 5.0, answer)
-        assert new == (kept and msgspec.structs.replace(kept, answer=answer))
+        assert self.records.learn(f"a.{number}", 6.0, answer, 1.0, True) is None, "that was another answer"
+        new = self.records.learn(f"a.{number}", 5.0, answer, 1.0, True)
+        assert new == (kept and msgspec.structs.replace(kept, answer=answer, disagreement=1.0, agreed=True))
         if new is not None:
             self.model[f"a.{number}"] = new
 

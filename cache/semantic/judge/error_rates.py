@@ -1,0 +1,218 @@
+"""How often the judge errs, measured on answers of which it is known whether they say the same.
+
+The same question asked twice has answers that say the same; unrelated questions have answers that do not. What the
+judge says of such pairs is counted for each upstream model and each class of answers, and gives the limit above which
+its scores mean "the same", and the error of its labels (docs/decisions/040-measured-judge.md).
+"""
+
+import math
+from collections import OrderedDict
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+
+from cache.semantic.judge.answer import AnswerClass
+from cache.semantic.judge.judge import MAX_SCORE
+from cache.semantic.policy.posterior import JudgeError
+from cache.semantic.policy.state import UnusableState, freeze, thaw
+
+MAX_FALSE_SAME = 0.01
+"""The share of different answers that may be called the same."""
+CONFIDENCE = 0.9
+"""Of the upper bounds of both errors: more recall, and more false "same", than there is keeps the budget."""
+
+PRIOR_ERROR = JudgeError(recall=1.0, false_same=MAX_FALSE_SAME)
+"""Before there are pairs: "different" counts in full."""
+
+_PAIR, _STATE = "judged pair", "judge's errors"
+_BINS = 80
+_MAX_CLASSES = 256
+# Older pairs fade, as an upstream's model may change under its name.
+_HALVED_AT = 2000.0
+# Before there are pairs a judge is taken to know all same answers.
+_PRIOR_SAME, _PRIOR_MISSED = 9.9, 0.1
+# The limit was fitted so that one of a hundred different answers on one subject is called the same.
+_PRIOR_FALSE, _PRIOR_TOLD = 1.0, 99.0
+# Questions whose answers disagree with each other are one in ten until their own say otherwise.
+_PRIOR_UNREPEATABLE, _PRIOR_QUESTIONS = 1.0, 10.0
+_GRID = (np.arange(4096) + 0.5) / 4096
+
+_Bins = Annotated[
+    list[Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]], msgspec.Meta(min_length=_BINS, max_length=_BINS)
+]
+_Count = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
+
+
+class JudgedPair(msgspec.Struct, frozen=True, array_like=True):
+    """What the judge said of two answers of `model`, of which it is known whether they say the same.
+
+    `source` is "again" for two answers to the very same question, whose answers agreed before; "first" for the first
+    such pair of a question, whose answer may be no function of it; "unrelated" for answers to unrelated questions.
+    Of a first pair `unrepeatable` is the probability that they disagree.
+    """
+
+    model: Annotated[str, msgspec.Meta(max_length=256)]
+    answers: AnswerClass
+    source: Literal["again", "first", "unrelated"]
+    score: Annotated[float, msgspec.Meta(ge=-MAX_SCORE, le=MAX_SCORE)]
+    unrepeatable: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
+
+    def encode(self) -> bytes:
+        """The pair for other processes."""
+        return freeze(_PAIR, self)
+
+
+def decode_pair(data: bytes) -> JudgedPair:
+    """The inverse of `JudgedPair.encode`. Raises UnusableState for anything else."""
+    return thaw(data, _PAIR, JudgedPair)
+
+
+class _Counts(msgspec.Struct, array_like=True):
+    """Pairs of one model and class, by score from the lowest to the highest."""
+
+    same: _Bins = msgspec.field(default_factory=lambda: [0.0] * _BINS)
+    unrelated: _Bins = msgspec.field(default_factory=lambda: [0.0] * _BINS)
+    unrepeatable: _Count = 0.0
+    questions: _Count = 0.0
+
+
+class _State(msgspec.Struct, frozen=True, array_like=True):
+    classes: Annotated[dict[str, _Counts], msgspec.Meta(max_length=_MAX_CLASSES)]
+
+
+class ClassErrors(msgspec.Struct, frozen=True, kw_only=True):
+    """For an operator: of one model and class, the pairs behind its limit, and what they show."""
+
+    model: str
+    answers: str
+    same_pairs: float
+    unrelated_pairs: float
+    limit: float
+    recall: float
+    recall_upper: float
+    false_same_upper: float
+    unrepeatable: float
+
+
+class ErrorRates:
+    """The judge's limit and its errors, for each model and class of answers.
+
+    Recall is that of pairs of the same question whose answers have agreed before. The pair that showed it is left out,
+    so it is not biased by the questions that are left out: those whose answers always differ, as a poem's do, would
+    make the judge look bad, and real differences be taken for its mistakes.
+
+    Unrelated answers are easier to tell apart than different answers to questions that are alike. So they only raise
+    the limit and the false "same", above what was fitted on answers of the hard kind.
+
+    Args:
+        same_above: the limit where the traffic asks for no higher one.
+    """
+
+    def __init__(self, same_above: float) -> None:
+        self._same_above = same_above
+        self._classes: OrderedDict[str, _Counts] = OrderedDict()
+        self._known: dict[str, tuple[float, JudgeError]] = {}
+        self.pairs = 0
+
+    def limit(self, model: str, answers: AnswerClass) -> float:
+        """The score above which two answers are called the same."""
+        return self._rates(model, answers)[0]
+
+    def error(self, model: str, answers: AnswerClass) -> JudgeError:
+        """How often what is above the limit, or below, is wrong: upper bounds of recall and false same."""
+        return self._rates(model, answers)[1]
+
+    def unrepeatable(self, model: str, answers: AnswerClass) -> float:
+        """The log odds that a question of which nothing is known has answers that disagree with each other."""
+        counts = self._classes.get(_name(model, answers)) or _Counts()
+        share = (counts.unrepeatable + _PRIOR_UNREPEATABLE) / (counts.questions + _PRIOR_QUESTIONS)
+        return math.log(share / (1.0 - share))
+
+    def count(self, pair: JudgedPair) -> None:
+        """Count a pair, of this process or of another one."""
+        name = _name(pair.model, pair.answers)
+        counts = self._classes.setdefault(name, _Counts())
+        self._classes.move_to_end(name)
+        if len(self._classes) > _MAX_CLASSES:
+            self._classes.popitem(last=False)
+        if pair.source == "first":
+            counts.questions += 1.0
+            counts.unrepeatable += pair.unrepeatable
+            if counts.questions >= _HALVED_AT:
+                counts.questions, counts.unrepeatable = counts.questions / 2, counts.unrepeatable / 2
+        else:
+            bins = counts.same if pair.source == "again" else counts.unrelated
+            bins[_bin(pair.score)] += 1.0
+            if sum(bins) >= _HALVED_AT:
+                bins[:] = [number / 2 for number in bins]
+        self._known.pop(name, None)
+        self.pairs += 1
+
+    def snapshot(self) -> bytes:
+        return freeze(_STATE, _State(dict(self._classes)))
+
+    def restore(self, state: bytes) -> None:
+        """Take over what was counted. Raises UnusableState, and is then as before."""
+        found = thaw(state, _STATE, _State)
+        if not all(math.isfinite(n) for c in found.classes.values() for n in (*c.same, *c.unrelated, c.questions)):
+            raise UnusableState("judge's errors: every count must be finite")
+        self._classes = OrderedDict(found.classes)
+        self._known.clear()
+
+    def figures(self) -> list[ClassErrors]:
+        """Every model and class that has pairs."""
+        return [self._figures(name, counts) for name, counts in self._classes.items()]
+
+    def _figures(self, name: str, counts: _Counts) -> ClassErrors:
+        answers, _, model = name.partition(" ")
+        limit, error = self._measured(counts)
+        same = sum(counts.same)
+        return ClassErrors(
+            model=model,
+            answers=answers,
+            same_pairs=same,
+            unrelated_pairs=sum(counts.unrelated),
+            limit=limit,
+            recall=(sum(counts.same[_bin(limit) :]) + _PRIOR_SAME) / (same + _PRIOR_SAME + _PRIOR_MISSED),
+            recall_upper=error.recall,
+            false_same_upper=error.false_same,
+            unrepeatable=(counts.unrepeatable + _PRIOR_UNREPEATABLE) / (counts.questions + _PRIOR_QUESTIONS),
+        )
+
+    def _rates(self, model: str, answers: AnswerClass) -> tuple[float, JudgeError]:
+        name = _name(model, answers)
+        if name not in self._known:
+            self._known[name] = self._measured(self._classes.get(name) or _Counts())
+            if len(self._known) > 2 * _MAX_CLASSES:
+                del self._known[next(iter(self._known))]
+        return self._known[name]
+
+    def _measured(self, counts: _Counts) -> tuple[float, JudgeError]:
+        """The lowest limit, from the fitted one on, above which there are few enough of the unrelated pairs."""
+        same, unrelated = sum(counts.same), sum(counts.unrelated)
+        first = _bin(self._same_above)
+        for place in range(first, _BINS):
+            false = sum(counts.unrelated[place:])
+            upper = _upper(false + _PRIOR_FALSE, unrelated - false + _PRIOR_TOLD)
+            if upper <= MAX_FALSE_SAME or false == 0.0:
+                break
+        found = sum(counts.same[place:])
+        recall = _upper(found + _PRIOR_SAME, same - found + _PRIOR_MISSED)
+        limit = self._same_above if place == first else place * 2 * MAX_SCORE / _BINS - MAX_SCORE
+        return limit, JudgeError(recall, min(max(upper, MAX_FALSE_SAME), recall / 2))
+
+
+def _name(model: str, answers: AnswerClass) -> str:
+    return f"{answers} {model}"
+
+
+def _bin(score: float) -> int:
+    return min(_BINS - 1, int((score + MAX_SCORE) / (2 * MAX_SCORE) * _BINS))
+
+
+def _upper(successes: float, failures: float) -> float:
+    """The CONFIDENCE quantile of a Beta distribution, within .001."""
+    density = (successes - 1.0) * np.log(_GRID) + (failures - 1.0) * np.log1p(-_GRID)
+    sums = np.cumsum(np.exp(density - density.max()))
+    return float(_GRID[np.searchsorted(sums, CONFIDENCE * sums[-1])])
