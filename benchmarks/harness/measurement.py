@@ -50,6 +50,7 @@ OPTIONAL_FIGURES = {
     "medusa": "engine.medusa",
     "engines": "engine.peers",
     "semantic_peers": "semantic.peers",
+    "encoders": "semantic.encoders",
     "quantization_peers": "quantization.peers",
     "gpu": "engine.gpu",
     "dashboard": "gateway.dashboard",

@@ -3,12 +3,22 @@
 import importlib.util
 import json
 from pathlib import Path
+from typing import Literal
 
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, StaticEmbedding, Transformer
-from tokenizers import Tokenizer
-from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, PreTrainedTokenizerFast
+from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
+from tokenizers.models import Unigram
+from transformers import (
+    BertConfig,
+    BertModel,
+    LlamaConfig,
+    LlamaModel,
+    PreTrainedTokenizerFast,
+    XLMRobertaConfig,
+    XLMRobertaModel,
+)
 
 POOLINGS = ["mean", "cls", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens"]
 LONGEST = 24
@@ -89,3 +99,37 @@ def _write_tokenizer(folder: Path, lower_case: bool = True, padding_side: str = 
         cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]",
     ).save_pretrained(folder)  # fmt: skip
     file.unlink()
+
+
+def write_multilingual(folder: Path, kind: Literal["bert", "xlm-roberta"], pooling: str, prompt: str = "") -> Path:
+    """A model with a tokenizer like XLM-R's: SentencePiece's pieces of a character or two, in any script.
+
+    The multilingual MiniLM and E5 models are BERTs with it, larger ones XLM-RoBERTas. `prompt` is for queries, and not
+    the default one: so E5's would be written.
+    """
+    torch.manual_seed(6)
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", "\u2581", *(chr(code) for code in range(33, 0x530)), "你好", "世界"]
+    tokenizer = Tokenizer(Unigram([(piece, -float(i)) for i, piece in enumerate(pieces)], unk_id=3))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC()])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    size = {
+        "vocab_size": len(pieces), "hidden_size": DIMENSIONS, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 64, "max_position_embeddings": 66, "initializer_range": 0.5, "pad_token_id": 1,
+    }  # fmt: skip
+    model = BertModel(BertConfig(**size)) if kind == "bert" else XLMRobertaModel(XLMRobertaConfig(**size))
+    model.save_pretrained(folder / "plain")
+    PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # The library's own lack.
+        tokenizer_object=tokenizer, model_max_length=64, bos_token="<s>", eos_token="</s>", cls_token="<s>",
+        sep_token="</s>", pad_token="<pad>", unk_token="<unk>", model_input_names=["input_ids", "attention_mask"],
+    ).save_pretrained(folder / "plain")  # fmt: skip
+    modules = [
+        Transformer(str(folder / "plain"), max_seq_length=LONGEST),
+        Pooling(DIMENSIONS, pooling_mode=pooling),
+        Normalize(),
+    ]
+    prompts = {"query": prompt, "passage": "passage: "} if prompt else None
+    SentenceTransformer(modules=modules, device="cpu", prompts=prompts).save(str(folder / "model"))
+    return folder / "model"

@@ -1,0 +1,93 @@
+"""The compiled encoder beside ONNX Runtime: whether it is still worth its lines on this processor.
+
+As a program it measures, in a process of its own: `python -m benchmarks.semantic.encoders ROUNDS`.
+"""
+
+import argparse
+import sys
+import time
+
+import msgspec
+import numpy as np
+
+from benchmarks.harness.measurement import Figure, Row, Target
+from benchmarks.harness.processes import CannotMeasure, run_on_subject_core
+from benchmarks.semantic.intent_data import banking77
+from cache.semantic.embedding.encoder import Encoder
+from cache.semantic.embedding.errors import EmbeddingError
+from cache.semantic.embedding.export_cache import exported
+from cache.semantic.embedding.model_files import find_model, models_folder
+from cache.semantic.embedding.native.encoder import NativeEncoder
+from cache.semantic.embedding.onnx_encoder import OnnxEncoder
+
+_WORDS = 12
+_CALLS = {1: 40, 8: 8, 32: 3}
+"""Of each encoder in a round, by texts of a call."""
+_ROUNDS = 30
+_METHOD = """\
+Both encoders of all-MiniLM-L6-v2 in one process on one core, with one thread each, as the service of the semantic cache
+has them. They compute the same questions of Banking77 in turn, those of twelve words (fifteen tokens in the median),
+tokenizer included. A round's figure is the median of ONNX Runtime's times divided by that of the compiled encoder's, so
+that other load on the machine is in both. The compiled encoder stays while it wins by 1.3 for one text."""
+
+
+class Measured(msgspec.Struct):
+    """Milliseconds of the median call of each round, by texts of a call."""
+
+    compiled: dict[int, list[float]]
+    onnx: dict[int, list[float]]
+
+
+async def measure(quick: bool) -> Figure:
+    said = await run_on_subject_core("benchmarks.semantic.encoders", "2" if quick else str(_ROUNDS))
+    found = msgspec.json.decode(said, type=Measured)
+    rows = []
+    for texts in _CALLS:
+        compiled, onnx = found.compiled[texts], found.onnx[texts]
+        pairs = list(zip(compiled, onnx, strict=True))
+        rows.append(
+            Row(
+                what=f"texts of a call: {texts}; ONNX Runtime's time over the compiled encoder's",
+                unit="",
+                rounds=tuple(other / ours for ours, other in pairs),
+                target=Target("least", 1.3) if texts == 1 else None,
+                beside=tuple({"compiled, ms": round(a, 3), "ONNX Runtime, ms": round(b, 3)} for a, b in pairs),
+            )
+        )
+    return Figure(figure="encoders", title="The compiled encoder", method=_METHOD, rows=tuple(rows))
+
+
+def measure_here(rounds: int) -> Measured:
+    """Raises CannotMeasure where one of the encoders does not serve."""
+    files = find_model("default")
+    fingerprint = files.fingerprint()
+    try:
+        folder, manifest = exported(files, fingerprint, models_folder())
+        compiled = NativeEncoder(files, fingerprint, folder, manifest)
+        onnx = OnnxEncoder(files.name, fingerprint, folder, manifest, threads=1)
+    except EmbeddingError as error:
+        raise CannotMeasure(f"Both encoders are needed: {error}") from error
+    questions = [text for text in banking77("test").texts if len(text.split()) == _WORDS]
+    found = Measured({}, {})
+    for texts, calls in _CALLS.items():
+        batches = [[questions[(texts * call + i) % len(questions)] for i in range(texts)] for call in range(calls)]
+        found.compiled[texts], found.onnx[texts] = [], []
+        for _ in range(rounds):
+            found.compiled[texts].append(_median_milliseconds(compiled, batches))
+            found.onnx[texts].append(_median_milliseconds(onnx, batches))
+    return found
+
+
+def _median_milliseconds(encoder: Encoder, batches: list[list[str]]) -> float:
+    took = []
+    for batch in batches:
+        began = time.perf_counter()
+        encoder.encode(batch)
+        took.append(1000 * (time.perf_counter() - began))
+    return float(np.median(took))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.semantic.encoders")
+    parser.add_argument("rounds", type=int)
+    sys.stdout.buffer.write(msgspec.json.encode(measure_here(parser.parse_args().rounds)))
