@@ -72,7 +72,7 @@ def _config(settings: Settings, redis: str, socket: Path) -> dict[str, object]:
     return {
         **given,
         "model_key": str(settings.semantic.model_key or ""),
-        "judge": _own_url(settings) if settings.semantic.judge == "upstream" else settings.semantic.judge,
+        "judge": judge_url(settings),
         "judge_key": str(settings.semantic.judge_key or ""),
         "encryption_keys": encryption_keys(settings.encryption),
         "socket": str(socket),
@@ -85,8 +85,12 @@ def _config(settings: Settings, redis: str, socket: Path) -> dict[str, object]:
     }
 
 
-def _own_url(settings: Settings) -> str:
-    """Where the judge asks the upstreams: this gateway, so that it routes, limits and charges these requests too."""
+def judge_url(settings: Settings) -> str:
+    """Where the judge asks a model, or "embedding". The upstreams it asks through this gateway, which routes, limits and
+    charges these requests as any other.
+    """
+    if settings.semantic.judge != "upstream":
+        return settings.semantic.judge
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104  # it is no address to bind
     return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}/v1"
 

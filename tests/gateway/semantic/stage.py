@@ -22,7 +22,8 @@ ASKED = "How do I reset my password?"
 AGAIN = "How can I reset my password?"
 ANSWER = "Open the settings, choose Security, and click Reset password."
 # Serves every answer of this similarity: these tests are about what happens then.
-SERVES_ALL: dict[str, Any] = {"policy": "threshold", "threshold": 0.6}
+# An audit by chance would ask the upstream once more than a test expects.
+SERVES_ALL: dict[str, Any] = {"policy": "threshold", "threshold": 0.6, "audit_share": 0.0}
 
 
 class AuditsAll(ThresholdPolicy):
