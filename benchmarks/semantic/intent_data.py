@@ -20,15 +20,18 @@ _OUT_OF_SCOPE = "oos"
 _SPARSE = 12
 
 
-def banking77(split: Split) -> Questions:
-    with (_DATA / f"banking77_{split}.csv").open(encoding="utf-8", newline="") as file:
-        return _questions([(row["text"], row["category"]) for row in csv.DictReader(file)])
+def banking77(*splits: Split) -> Questions:
+    rows = []
+    for split in splits:
+        with (_DATA / f"banking77_{split}.csv").open(encoding="utf-8", newline="") as file:
+            rows += [(row["text"], row["category"]) for row in csv.DictReader(file)]
+    return _questions(rows)
 
 
-def clinc150(split: Split) -> Questions:
-    """The test split, or the other two."""
+def clinc150(*splits: Split) -> Questions:
+    """The test split; the other two are "train"."""
     with (_DATA / "clinc150_full.csv").open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if (row["split"] in ("test", "oos_test")) == (split == "test")]
+        rows = [row for row in csv.DictReader(file) if _split(row["split"]) in splits]
     return _questions([(row["text"], row["intent"]) for row in rows])
 
 
@@ -57,6 +60,10 @@ def sparse(questions: Questions) -> Questions:
 def embedded(texts: Sequence[str], folder: Path) -> npt.NDArray[np.float32]:
     """Their vectors by the default model, float32 [texts, dimensions]; kept in `folder` are exported models."""
     return vectors_of(texts, load_encoder("default", folder))
+
+
+def _split(name: str) -> Split:
+    return "test" if name in ("test", "oos_test") else "train"
 
 
 def _questions(rows: Sequence[tuple[str, str]]) -> Questions:

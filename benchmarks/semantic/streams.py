@@ -3,6 +3,7 @@
 import asyncio
 import random
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,13 +21,16 @@ from cache.semantic.evaluation.streams.simulation import (
     Stream,
     StreamJudge,
     best_within,
+    outcome_of,
     serve_by_policy,
     serve_by_threshold,
     serve_in_budget,
+    steps_by_policy,
 )
-from cache.semantic.policy.budget import AUDIT_SHARE
+from cache.semantic.policy.budget import AUDIT_SHARE, BudgetPolicy
 from cache.semantic.policy.posterior import JudgeError
 from cache.semantic.policy.vcache import VCachePolicy
+from cache.semantic.wording.comparison import VETOES
 
 _DELTAS = (0.02, 0.01, 0.005)
 _COMPARED = 0.01
@@ -35,7 +39,18 @@ _ORDERS = 10
 _THRESHOLDS = (0.999, *(percent / 100 for percent in range(99, 59, -1)))
 # How many times the hits of the best static threshold, for each stream.
 _MIN_GAIN = {"Banking77": 1.3, "CLINC150": 1.3, "sparse": 0.9}
+_LONG = ("all of Banking77", "all of CLINC150")
+_MIN_HITS = {
+    "Banking77": 0.40,
+    "CLINC150": 0.40,
+    "half unrepeatable": 0.23,
+    "sparse": 0.19,
+    "all of Banking77": 0.60,
+    "all of CLINC150": 0.63,
+}
+_MIN_HITS_OF_A_POOR_JUDGE = {"all of Banking77": 0.45, "all of CLINC150": 0.55}
 _JUDGE = SimulatedJudge("errs", JudgeError(recall=0.98, false_same=0.01))
+_POOR_JUDGE = SimulatedJudge("recall .90, false same .02", JudgeError(recall=0.90, false_same=0.02))
 _OTHER_JUDGES = (
     SimulatedJudge("never errs", JudgeError()),
     SimulatedJudge("recall .95, false same .005", JudgeError(recall=0.95, false_same=0.005)),
@@ -43,20 +58,20 @@ _OTHER_JUDGES = (
 )
 _METHOD = """\
 Questions of the test splits, in {orders} random orders each; the posterior, its features and the ledger were chosen
-on the training splits; which questions are taken together, and how evenly audits are drawn, was not settled before
-these had been seen. Banking77 has {banking} requests, CLINC150 {clinc} (a hit on a question out of scope is wrong).
-Half unrepeatable is both together ({half}), where for every second intent each question wants an answer of its own;
-sparse is both together with at most a dozen questions an intent ({sparse}). Each starts with an empty cache
-and an ignorant policy. Embedded with the default model, exact search, the guards of production (several neighbours
-with one answer are taken together). The judge of answers is simulated: recall .98, false "same" .01, which the policy
-knows; audits at most {audits:.0%} of requests. "On written answers" means that the default judge compares them: one for
-each intent of Banking77, with a case number where a question wants its own. "Worst order" and "mean" are over the
-orders. Gain: hits over those of the best of {thresholds} static thresholds of similarity, chosen in hindsight for each
-order among those that are wrong no more often than the policy was; static thresholds without guards are what other
-caches do. "That are wrong in delta": against the best threshold that is wrong no more often than delta; the policy
-spends less than its budget, the hindsight all of it. vCache is arXiv 2502.03771, without guards and storing only
-questions whose answer is new, which serves it best: with the guards and every question stored its entries hardly
-learn, and it serves a tenth of that."""
+on the training splits; what the comparison of texts adds, and how careful the policy is, had these in view. Banking77
+has {banking} requests, CLINC150 {clinc} (a hit on a question out of scope is wrong). Half unrepeatable is both together
+({half}), where for every second intent each question wants an answer of its own; sparse is both together with at most a
+dozen questions an intent ({sparse}). All of Banking77 ({long_banking}) and of CLINC150 ({long_clinc}) are both splits
+together. Each starts with an empty cache and an ignorant policy. Embedded with the default model, exact search, texts
+compared as in production. The judge of answers is simulated: recall .98, false "same" .01, which the policy knows;
+audits at most {audits:.0%} of requests. "On written answers" means that the default judge compares them: one for each
+intent of Banking77, with a case number where a question wants its own. "Worst order" and "mean" are over the orders.
+What a veto withheld is what the policy would have served without it, in half of the orders. Gain: hits over those of
+the best of {thresholds} static thresholds of similarity, chosen in hindsight for each order among those that are wrong
+no more often than the policy was; plain ones, without vetoes, are what other caches do. "That are wrong in delta":
+against the best threshold that is wrong no more often than delta; the policy spends less than its budget, the hindsight
+all of it. vCache is arXiv 2502.03771, without vetoes and storing only questions whose answer is new, which serves it
+best."""
 
 
 async def measure(quick: bool) -> Figure:
@@ -71,7 +86,14 @@ def _measure(orders: int, quick: bool) -> Figure:
             runs = [_budget(stream, order, delta, _JUDGE) for order in range(orders)]
             rows += _wrong_rows(f"{name}, delta {delta}", delta, runs)
             if delta == _COMPARED:
-                rows += _gain_rows(name, stream, [run.outcome for run in runs])
+                rows.append(_hits_row(name, runs, _MIN_HITS[name]))
+                rows += [] if name in _LONG else _gain_rows(name, stream, [run.outcome for run in runs])
+        rows += _veto_rows(name, stream, orders // 2)
+        if name in _LONG:
+            runs = [_budget(stream, order, _COMPARED, _POOR_JUDGE) for order in range(orders // 2)]
+            what = f"{name}, judge {_POOR_JUDGE.name}"
+            rows += [*_wrong_rows(what, _COMPARED, runs), _hits_row(what, runs, _MIN_HITS_OF_A_POOR_JUDGE[name])]
+            continue
         rows.append(_vcache_row(name, stream, 1 if quick else orders // 3))
         for judge in _OTHER_JUDGES:
             runs = [_budget(stream, order, _COMPARED, judge) for order in range(1 if quick else orders // 2)]
@@ -84,6 +106,8 @@ def _measure(orders: int, quick: bool) -> Figure:
         clinc=sizes[1],
         half=sizes[2],
         sparse=sizes[3],
+        long_banking=sizes[4],
+        long_clinc=sizes[5],
         audits=AUDIT_SHARE,
         thresholds=len(_THRESHOLDS),
     )
@@ -95,14 +119,16 @@ def _measure(orders: int, quick: bool) -> Figure:
 def _streams() -> dict[str, Stream]:
     banking, clinc = banking77("test"), clinc150("test")
     both = banking + clinc
+    long = dict(zip(_LONG, (banking77("train", "test"), clinc150("train", "test")), strict=True))
+    texts = list(dict.fromkeys(text for questions in long.values() for text in questions.texts))
     with tempfile.TemporaryDirectory() as folder:
-        vectors = embedded(both.texts, Path(folder))
-    by_text = dict(zip(both.texts, vectors, strict=True))
+        by_text = dict(zip(texts, embedded(texts, Path(folder)), strict=True))
     asked = {
         "Banking77": banking,
         "CLINC150": clinc,
         "half unrepeatable": half_unrepeatable(both),
         "sparse": sparse(both),
+        **long,
     }
     return {
         name: Stream(questions, np.stack([by_text[text] for text in questions.texts]))
@@ -151,6 +177,37 @@ def _wrong_rows(what: str, delta: float, runs: Sequence[Checkpoint]) -> list[Row
             target=Target("most", _SLACK * delta),
             beside=beside,
         ),
+    ]
+
+
+def _hits_row(what: str, runs: Sequence[Checkpoint], least: float) -> Row:
+    return Row(
+        what=f"hits, mean: {what}, delta {_COMPARED}",
+        unit="share",
+        rounds=(float(np.mean([run.outcome.hits for run in runs])),),
+        target=Target("least", least),
+    )
+
+
+def _veto_rows(name: str, stream: Stream, orders: int) -> list[Row]:
+    """Of each veto: how much of what the policy would have served it withheld, right and wrong."""
+    counts: Counter[tuple[str, bool]] = Counter()
+    for order in range(orders):
+        policy = BudgetPolicy(_COMPARED, _JUDGE.error, _dice(order + 1))
+        steps = steps_by_policy(
+            stream, stream.order(order), policy, _JUDGE, order, vetoed=lambda *found: counts.update([found])
+        )
+        outcome_of(list(steps))
+    asked = orders * stream.size
+    return [
+        Row(
+            what=f"withheld by the veto {veto!r}: {name}, delta {_COMPARED}",
+            unit="share of requests",
+            rounds=((counts[veto, True] + counts[veto, False]) / asked,),
+            beside=({"wrong": counts[veto, True] / asked, "right": counts[veto, False] / asked},),
+        )
+        for veto in VETOES
+        if counts[veto, True] + counts[veto, False]
     ]
 
 

@@ -12,6 +12,7 @@ from cache.semantic.policy.posterior import JudgeError
 # Of a Gamma distribution of the ratio before anything is known: wrong answers, and how many were expected.
 _PRIOR_WRONG, _PRIOR_EXPECTED = 1.04, 0.8
 _LEAST_WRONG = 0.3
+_CONFIDENCE = 0.9
 _MOST_EXPECTED = 20.0
 """Older judgements fade beyond so many wrong answers that were expected: some ten thousands of requests."""
 _LEAST = 0.25
@@ -21,7 +22,7 @@ _MISS_WEIGHT = 0.2
 
 class Calibration:
     """Audits say how many answers were wrong of those that were served, and how many of them were expected to be. The
-    ratio has a Gamma posterior (wrong answers are rare, so their number is Poisson's); its 95 % quantile is reckoned
+    ratio has a Gamma posterior (wrong answers are rare, so their number is Poisson's); its 90 % quantile is reckoned
     with, so that few judgements leave it high and many let it come down, below 1 as well.
 
     Audits are few. Misses whose risk was a few times what is served are all judged, and show the same calibration a
@@ -42,7 +43,7 @@ class Calibration:
     @property
     def ratio(self) -> float:
         """Times as many wrong answers as the posterior says, 0.25 at least."""
-        return max(_LEAST, gamma_quantile(self._wrong) / self._expected)
+        return max(_LEAST, gamma_quantile(self._wrong, _CONFIDENCE) / self._expected)
 
     def count(self, label: Label) -> None:
         """Count a judgement, before the posterior learns from it."""

@@ -7,7 +7,7 @@ import xxhash
 
 from cache.errors import CacheError
 
-VERSION = 2
+VERSION = 3
 
 _MAGIC = b"KGS"
 _DIGEST_BYTES = 8

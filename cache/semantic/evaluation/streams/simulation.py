@@ -1,7 +1,7 @@
 """A semantic cache whose questions have known answers: what each policy serves of a stream, and how much is wrong."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -185,11 +185,19 @@ def outcome_of(steps: Sequence[Step]) -> Outcome:
 
 
 def steps_by_policy(
-    stream: Stream, order: Ints, policy: Policy, judge: StreamJudge, seed: int, bare: bool = False
+    stream: Stream,
+    order: Ints,
+    policy: Policy,
+    judge: StreamJudge,
+    seed: int,
+    bare: bool = False,
+    vetoed: Callable[[str, bool], None] | None = None,
 ) -> Iterator[Step]:
-    """What a policy serves: every question is weighed, guarded and decided; misses are stored, and teach it.
+    """What a policy serves: every question is weighed, compared and decided; misses are stored, and teach it.
 
-    A `bare` cache is one for vCache: it has no guards, and stores a question only if its answer is not that of the
+    `vetoed` is told of each veto of what the policy would have served: its name, and whether that was wrong.
+
+    A `bare` cache is one for vCache: it compares no texts, and stores a question only if its answer is not that of the
     neighbour it was compared with, so that the neighbour's entry learns from all of them.
     """
     chance = random.Random(seed)  # noqa: S311  # reproducible
@@ -200,7 +208,10 @@ def steps_by_policy(
         evidence, source = None, -1
         if near.size:
             around = Neighbourhood([str(n) for n in near], similarities.tolist(), list(map(str, groups[near].tolist())))
-            evidence, source = _guarded(stream, asked, near, policy.weigh(around), bare)
+            weighed = policy.weigh(around)
+            evidence, source, veto = _compared_texts(stream, asked, near, weighed, bare)
+            if veto and vetoed is not None and policy.assess(weighed).serve:
+                vetoed(veto, bool(stream.answers[near[weighed.members[0]]] != stream.answers[asked]))
         decision = policy.decide(evidence)
         verdicts: dict[int, bool | None] = {}
         if not decision.serve or decision.audit:
@@ -243,14 +254,17 @@ def best_within(outcomes: Sequence[Outcome], wrong: float) -> Outcome:
     return max((o for o in outcomes if o.wrong <= wrong), key=lambda o: o.hits, default=Outcome(0.0, 0.0, 0.0))
 
 
-def _guarded(stream: Stream, asked: int, near: Ints, evidence: Evidence, bare: bool) -> tuple[Evidence | None, int]:
+def _compared_texts(
+    stream: Stream, asked: int, near: Ints, evidence: Evidence, bare: bool
+) -> tuple[Evidence | None, int, str]:
+    """The evidence with that of the texts, the question that vouches; or None, -1, and the veto."""
     members = [int(near[place]) for place in evidence.members]
     if bare:
-        return evidence, members[0]
+        return evidence, members[0], ""
     wording = compare(stream.text(asked), [stream.text(other) for other in members])
     if wording.place is None:
-        return None, -1
-    return evidence.with_wording(wording.features), members[wording.place]
+        return None, -1, wording.veto
+    return evidence.with_wording(wording.features), members[wording.place], ""
 
 
 def _compared(
