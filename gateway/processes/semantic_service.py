@@ -86,8 +86,8 @@ def _config(settings: Settings, redis: str, socket: Path) -> dict[str, object]:
 
 
 def judge_url(settings: Settings) -> str:
-    """Where the judge asks a model, or "embedding". The upstreams it asks through this gateway, which routes, limits and
-    charges these requests as any other.
+    """Where the judge asks a model, or "embedding". The upstreams it asks through this gateway, which routes, limits
+    and charges these requests as any other.
     """
     if settings.semantic.judge != "upstream":
         return settings.semantic.judge

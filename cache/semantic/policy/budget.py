@@ -24,6 +24,8 @@ AUDIT_SHARE = 0.02
 """Share of all requests that are answered from the cache and asked upstream all the same, unless said otherwise."""
 
 _DEVIATIONS = 0.75
+# Figures are corrected by the errors of the judges of the latest audits.
+_NEWEST_ERROR = 0.05
 _KIND = "budget"
 
 
@@ -108,6 +110,8 @@ class BudgetPolicy:
         self._reliability.count(label)
 
     def settle(self, label: Label) -> None:
+        if label.judge is not None and label.source == "audit":
+            self._judge = self._judge.toward(JudgeError(*label.judge), _NEWEST_ERROR)
         self.wrong_answers.judged(label)
         if label.source == "user" and not label.same:
             self._ledger.complain()

@@ -42,6 +42,13 @@ class JudgeError:
                 " right is 0 <= false_same < recall <= 1."
             )
 
+    def toward(self, other: "JudgeError", share: float) -> "JudgeError":
+        """The mean of both, with the share of `other`."""
+        return JudgeError(
+            (1.0 - share) * self.recall + share * other.recall,
+            (1.0 - share) * self.false_same + share * other.false_same,
+        )
+
     def really_wrong(self, risk: float) -> float:
         """How often an answer is wrong that is called different, and was wrong with the probability `risk` before."""
         wrong = risk * (1.0 - self.false_same)

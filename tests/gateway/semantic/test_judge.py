@@ -61,7 +61,7 @@ async def test_a_poem_is_not_served_to_others(semantic: SemanticStage, mock: Moc
 
 
 async def test_the_upstream_as_the_judge_is_charged_as_any_request(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """It is asked through the gateway, whose ledger counts its tokens, and whose caches keep and learn nothing of it."""
+    """It is asked through the gateway, whose ledger counts its tokens, and whose caches keep nothing of it."""
     client = await semantic.gateway(mock)
     await client.post(chat(ASKED))
     await until_known(client, 1)

@@ -209,3 +209,15 @@ def test_what_a_decision_says_can_be_shown(
         policy.learn(label)
         policy.settle(label)
     assert all(np.isfinite(list(policy.figures().values())))
+
+
+def test_figures_are_corrected_by_the_errors_of_the_judges() -> None:
+    """A judge who misses four of ten same answers makes that many audits look wrong, and is known to."""
+    believed, known = (BudgetPolicy(0.01, JudgeError(), dice()) for _ in range(2))
+    for number in range(400):
+        for policy, judge in ((believed, None), (known, (0.6, 0.0))):
+            policy.wrong_answers.decided(Decision(True, 0.01, 0.01, audit=True, audit_chance=1.0))
+            label = Label("e", 0.9, (), number % 10 < 6, "audit", 0.01, 1.0, judge=judge)
+            policy.settle(label)
+    assert believed.figures()["wrong"] == pytest.approx(0.4, abs=0.01)
+    assert known.figures()["wrong"] < 0.02
