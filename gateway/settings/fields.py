@@ -103,6 +103,8 @@ def check_model_server(url: str) -> None:
     """The base URL of an OpenAI-compatible server. Raises ValueError for others."""
     if url.startswith("mock:"):
         raise ValueError
+    if urlsplit(url).username is not None:
+        raise InvalidValue("expected a URL without credentials: the key is a setting of its own")
     check_upstream(url)
 
 

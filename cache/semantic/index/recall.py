@@ -15,6 +15,8 @@ from cache.semantic.index.table import Floats, Rows
 
 # Rows that are compared while a search waits: half a millisecond.
 _PIECE = 1024
+# Between two pieces. A lock that is released and taken at once is not given to a search that waits for it.
+_PAUSE = 0.0005
 _OUTCOMES_KEPT = 1000
 # Of cosines of the same stored vectors, in batches of other sizes.
 _ROUNDING = 1e-6
@@ -112,4 +114,5 @@ class RecallWatch:
                 if piece:
                     cosines = self._rows.table.cosines(np.array(piece, np.int64), search.vector)
                     highest = max(highest, float(cosines.max()))
+            time.sleep(_PAUSE)
         return highest if highest >= -1 else None

@@ -132,6 +132,8 @@ def test_a_size_in_bytes_is_itself(size: int) -> None:
         ("REDIS", "redis://h?db=one", "expected the number of a database, got db='one'"),
         ("REDIS", "redis://h?password=x", "expected the password in front of the host: redis://USER:PASSWORD@HOST"),
         ("REDIS", "redis://h?retries=x", "the option 'retries' of the URL is unknown"),
+        ("SEMANTIC_MODEL_URL", "mock:", "expected the URL of a server, such as http://127.0.0.1:8000/v1, got 'mock:'"),
+        ("SEMANTIC_MODEL_URL", "http://u:p@h/v1", "expected a URL without credentials: the key is a setting of its"),
         ("LOG_LEVEL", "loud", "expected one of debug, info, warning and error, got 'loud'"),
         ("MAX_BODY", "5 parsecs", "expected a size such as 256MiB, at least 1KiB, got '5 parsecs'"),
         ("MAX_BODY", "0", "expected a size such as 256MiB, at least 1KiB, got '0'"),
@@ -171,6 +173,15 @@ def test_a_bad_variable_is_named_with_what_would_be_right(variable: str, text: s
     """The message on an invalid variable has source, name, expectation and value."""
     said = refusal(None, {f"KEEPGATE_{variable}": text}, {})
     assert said.startswith(f"environment: KEEPGATE_{variable}: {message}")
+
+
+def test_an_embedding_server_needs_the_name_of_its_model_and_a_key_its_server() -> None:
+    """Either alone is refused with the name of the setting that is missing, and the key is not shown."""
+    said = refusal(None, {"KEEPGATE_SEMANTIC_MODEL_URL": "http://h/v1"}, {})
+    assert "SEMANTIC_MODEL: expected the name of a model at the server of model_url" in said
+    said = refusal(None, {"KEEPGATE_SEMANTIC_MODEL_KEY": "sk-hush"}, {})
+    assert "SEMANTIC_MODEL_URL: expected a server's URL, for there is a key for it" in said
+    assert "sk-hush" not in said
 
 
 @pytest.mark.parametrize(

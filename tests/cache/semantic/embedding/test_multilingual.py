@@ -1,4 +1,4 @@
-"""Multilingual models: a BERT or an XLM-RoBERTa with SentencePiece's pieces, its pooling, and its prompt for questions."""
+"""Multilingual models: a BERT or an XLM-RoBERTa with SentencePiece's pieces, its pooling, and its prompt."""
 
 from pathlib import Path
 from typing import Literal
