@@ -14,7 +14,7 @@ from cache.semantic.policy.evidence import FEATURES
 from cache.semantic.policy.label import Label, decode_label, encode_label
 from cache.semantic.policy.policy import Neighbourhood, Policy
 from cache.semantic.policy.posterior import JudgeError, PosteriorState
-from cache.semantic.policy.state import UnusableState, freeze
+from cache.semantic.policy.state import VERSION, UnusableState, freeze
 from cache.semantic.policy.threshold import ThresholdPolicy
 from cache.semantic.policy.vcache import VCachePolicy
 from tests.cache.semantic.policy.streams import Stream, dice, label_of, near
@@ -84,9 +84,9 @@ def test_state_from_the_future_is_refused_with_its_version(monkeypatch: pytest.M
     """Whoever is older cannot know what it means."""
     policy = MAKERS["budget"]()
     with monkeypatch.context() as later:
-        later.setattr(state_module, "VERSION", 3)
+        later.setattr(state_module, "VERSION", VERSION + 1)
         state = policy.snapshot()
-    with pytest.raises(UnusableState, match="version 3"):
+    with pytest.raises(UnusableState, match=f"version {VERSION + 1}"):
         policy.restore(state)
 
 
