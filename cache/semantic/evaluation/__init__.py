@@ -3,5 +3,5 @@
 rows.py reads a file. Of pairs: pairs.py takes them from its rows, verdicts.py computes similarities and vetoes,
 cross_validation.py runs the policy, report.py prints the result. Of streams, which the benchmarks ask too: streams/.
 check.py says for `keepgate doctor` whether the embedding model can be served here. Read report.py first. Uses
-embedding, guards, language and policy.
+embedding, policy and wording.
 """
