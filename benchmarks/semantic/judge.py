@@ -32,12 +32,17 @@ from cache.semantic.judge.embedding_judge import EmbeddingJudge
 from cache.semantic.judge.error_rates import ErrorRates, JudgedPair
 from cache.semantic.judge.judge import Judge
 from cache.semantic.judge.llm_judge import open_llm_judge
-from cache.semantic.judge.repeatability import disagreement_of, is_unrepeatable, probability_of, repeatable
+from cache.semantic.judge.repeatability import (
+    disagreement_of,
+    is_repeatable,
+    is_unrepeatable,
+    probability_of,
+    repeatable,
+)
 from cache.semantic.policy.policy import NEIGHBOURS
 
 _RESAMPLES = 400
 _BATCH = 64
-_TIMES_ASKED = 20
 
 
 class Vectors:
@@ -126,9 +131,9 @@ in what matters, and so do their answers, often in one fact alone; related ones 
 Contradicting answers to the very same question are not given by one upstream whose answers are a function of the
 question; they have no target. The intervals hold 95 % of resamples of whole groups. Embeddings by all-MiniLM-L6-v2.
 "As the traffic shows" means that a model's wordings of each answer come one after the other, as fresh answers to one
-question, twenty times, and among them those of answers-unrepeatable.jsonl, which are no function of the question:
-poems, jokes, random picks. Recall is estimated as in the product; beside it its upper bound, with which the policy
-reckons, and the share of the same pairs that are called the same. A question is refused if its answers probably
+question, and among them those of answers-unrepeatable.jsonl, which are no function of the question: poems, jokes,
+random picks. Recall is estimated as in the product; beside it its upper bound, with which the policy
+reckons, and the share of all of a model's pairs that are called the same. A question is refused if its answers probably
 disagree: by its own answers, each against the one before, or by those of other questions alone, as near as they are.
 "{model}" is the largest model that comes as a package, asked with the prompt of the product about {pairs} pairs of each
 kind; the seconds are those of one comparison on two cores."""
@@ -193,15 +198,14 @@ def _interval(of: Sequence[tuple[str, bool]]) -> tuple[float, float]:
 def _traffic_rows(repeated: Sequence[Asked], poems: Sequence[Asked], limit: float) -> list[Row]:
     rates = ErrorRates(limit)
     for asked in (*repeated, *poems):
-        evidence, agreed = 0.0, False
-        for score in _TIMES_ASKED * asked.scores:
-            if agreed and not is_unrepeatable(rates, _Question("m", "prose", evidence)):
+        evidence = 0.0
+        for score in asked.scores:
+            if is_repeatable(_Question("m", "prose", evidence)):
                 rates.count(JudgedPair("m", "prose", "again", score))
-            elif not agreed and evidence == 0.0:
+            elif evidence == 0.0:
                 share = probability_of(rates.unrepeatable("m", "prose") + disagreement_of(score))
                 rates.count(JudgedPair("m", "prose", "first", score, share))
             evidence += disagreement_of(score)
-            agreed = agreed or score > limit
     (of_class,) = rates.figures()
     true = float(np.mean([score > limit for asked in repeated for score in asked.scores]))
     beside = {"upper": of_class.recall_upper, "of all pairs": true, "pairs": of_class.same_pairs}

@@ -47,9 +47,9 @@ _Count = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 class JudgedPair(msgspec.Struct, frozen=True, array_like=True):
     """What the judge said of two answers of `model`, of which it is known whether they say the same.
 
-    `source` is "again" for two answers to the very same question, whose answers agreed before; "first" for the first
-    such pair of a question, whose answer may be no function of it; "unrelated" for answers to unrelated questions.
-    Of a first pair `unrepeatable` is the probability that they disagree.
+    `source` is "again" for two answers to a question whose answers are known to say the same, from earlier pairs;
+    "first" for the first pair of a question, whose answer may be no function of it; "unrelated" for answers to
+    unrelated questions. Of a first pair `unrepeatable` is the probability that they disagree.
     """
 
     model: Annotated[str, msgspec.Meta(max_length=256)]
@@ -98,9 +98,10 @@ class ClassErrors(msgspec.Struct, frozen=True, kw_only=True):
 class ErrorRates:
     """The judge's limit and its errors, for each model and class of answers.
 
-    Recall is that of pairs of the same question whose answers have agreed before. The pair that showed it is left out,
-    so it is not biased by the questions that are left out: those whose answers always differ, as a poem's do, would
-    make the judge look bad, and real differences be taken for its mistakes.
+    Recall is that of answers to the same question, where earlier ones have shown that it has one answer: those of a
+    poem always differ, and would make the judge look bad, and real differences be taken for its mistakes. The pairs
+    that showed it are not counted, and need not have been called the same, so that the choice does not favour the
+    judge.
 
     Unrelated answers are easier to tell apart than different answers to questions that are alike. So they only raise
     the limit and the false "same", above what was fitted on answers of the hard kind.

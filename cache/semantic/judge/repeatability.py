@@ -16,8 +16,9 @@ from cache.semantic.judge.fitted import DISAGREEMENT, DISAGREEMENT_OF_SCORE
 MAX_DISAGREEMENT = 6.0
 """Of the evidence of all pairs of one question."""
 _MOST_OF_A_PAIR, _LEAST_OF_A_PAIR = 2.0, -4.0
+_ESTABLISHED = -1.0
 # Below the first similarity a question says nothing of another one, from the second on as much as of itself.
-_NONE_BELOW, _ALL_ABOVE = 0.4, 0.9
+_NONE_BELOW, _ALL_ABOVE = 0.25, 0.7
 
 
 class Answered(Protocol):
@@ -35,6 +36,11 @@ def disagreement_of(score: float) -> float:
     """The log likelihood ratio of a judge's score of two answers to the very same question: above 0 if it is likelier
     of answers that disagree than of one answer in other words."""
     return max(_LEAST_OF_A_PAIR, min(_MOST_OF_A_PAIR, DISAGREEMENT + DISAGREEMENT_OF_SCORE * score))
+
+
+def is_repeatable(answered: Answered) -> bool:
+    """Whether earlier answers to this question have shown that it has one answer, whatever the judge called them."""
+    return answered.disagreement < _ESTABLISHED
 
 
 def is_unrepeatable(errors: ErrorRates, answered: Answered) -> bool:

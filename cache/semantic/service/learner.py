@@ -18,7 +18,7 @@ from cache.semantic.embedding.embedder import Embedder
 from cache.semantic.judge.answer import class_of
 from cache.semantic.judge.error_rates import JudgedPair
 from cache.semantic.judge.judge import Judge
-from cache.semantic.judge.repeatability import MAX_DISAGREEMENT, disagreement_of, is_unrepeatable, probability_of
+from cache.semantic.judge.repeatability import MAX_DISAGREEMENT, disagreement_of, is_repeatable, probability_of
 from cache.semantic.messages import AnswerStored
 from cache.semantic.policy.label import Label
 from cache.semantic.service.answers import Answers, KnownAnswer, plain_answer
@@ -221,7 +221,6 @@ class Learner:
             note.expires,
             answers=class_of(text),
             disagreement=0.0 if earlier is None else earlier.record.disagreement,
-            agreed=earlier is not None and earlier.record.agreed,
         )
         comparison = Comparison(
             record, vector, text, self._comparable(near, query), query, earlier, self._unrelated(record, vector)
@@ -293,13 +292,13 @@ class Learner:
         agrees = score > errors.limit(fresh.model, fresh.answers)
         self._figures.count("agreed_with_itself" if agrees else "disagreed_with_itself")
         evidence = disagreement_of(score)
-        if fresh.agreed and not is_unrepeatable(errors, fresh):
+        if is_repeatable(fresh):
             self._publish(JudgedPair(fresh.model, fresh.answers, "again", score))
-        elif not fresh.agreed and fresh.disagreement == 0.0:
+        elif fresh.disagreement == 0.0:
             share = probability_of(errors.unrepeatable(fresh.model, fresh.answers) + evidence)
             self._publish(JudgedPair(fresh.model, fresh.answers, "first", score, share))
         disagreement = max(-MAX_DISAGREEMENT, min(MAX_DISAGREEMENT, fresh.disagreement + evidence))
-        self._update(comparison, disagreement=disagreement, agreed=fresh.agreed or agrees)
+        self._update(comparison, disagreement=disagreement)
 
     async def _score(self, comparison: Comparison, other: str) -> float | None:
         """Of a pair of which the truth is known; None if it may not be judged."""
@@ -357,12 +356,10 @@ class Learner:
         if own:
             self._update(comparison, answer=own[0])
 
-    def _update(self, comparison: Comparison, **found: str | float | bool) -> None:
+    def _update(self, comparison: Comparison, **found: str | float) -> None:
         """Sets what the judge has found out, also where the record is stored already."""
         record = comparison.record = msgspec.structs.replace(comparison.record, **found)
-        kept = self._neighbours.records.learn(
-            record.entry, record.created, record.answer, record.disagreement, record.agreed
-        )
+        kept = self._neighbours.records.learn(record.entry, record.created, record.answer, record.disagreement)
         if kept is not None and self._log is not None:
             self._log.save(kept, comparison.vector)
 

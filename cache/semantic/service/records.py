@@ -19,8 +19,8 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
     record is of the answer that was computed at `created`, and is valid until `expires` (both in Unix seconds), only
     under its purge state, `generation`.
 
-    `answers` is the class of its answer. `disagreement` is the evidence that answers to this very question disagree, in
-    log odds; `agreed` says that two of them have said the same.
+    `answers` is the class of its answer, and `disagreement` the evidence that answers to this very question disagree,
+    in log odds.
     """
 
     entry: str
@@ -34,7 +34,6 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
     confirmed: tuple[str, ...] = ()
     answers: AnswerClass = "prose"
     disagreement: float = 0.0
-    agreed: bool = False
 
     @property
     def namespace(self) -> str:
@@ -106,12 +105,12 @@ class Records:
         self._by_entry[entry] = msgspec.structs.replace(record, confirmed=(*record.confirmed, namespace))
         return True
 
-    def learn(self, entry: str, created: float, answer: str, disagreement: float, agreed: bool) -> Record | None:
+    def learn(self, entry: str, created: float, answer: str, disagreement: float) -> Record | None:
         """Sets what a judge has found out about a record; returns it as it is kept, None if there is none."""
         record = self._by_entry.get(entry)
         if record is None or record.created != created:
             return None
-        found = msgspec.structs.replace(record, answer=answer, disagreement=disagreement, agreed=agreed)
+        found = msgspec.structs.replace(record, answer=answer, disagreement=disagreement)
         self._by_entry[entry] = found
         return found
 

@@ -78,9 +78,9 @@ class RecordsMachine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 5), answer=st.sampled_from(("a.0", "b.7")))
     def learn(self, number: int, answer: str) -> None:
         kept = self.records.get(f"a.{number}")
-        assert self.records.learn(f"a.{number}", 6.0, answer, 1.0, True) is None, "that was another answer"
-        new = self.records.learn(f"a.{number}", 5.0, answer, 1.0, True)
-        assert new == (kept and msgspec.structs.replace(kept, answer=answer, disagreement=1.0, agreed=True))
+        assert self.records.learn(f"a.{number}", 6.0, answer, 1.0) is None, "that was another answer"
+        new = self.records.learn(f"a.{number}", 5.0, answer, 1.0)
+        assert new == (kept and msgspec.structs.replace(kept, answer=answer, disagreement=1.0))
         if new is not None:
             self.model[f"a.{number}"] = new
 
