@@ -119,7 +119,9 @@ def write_multilingual(folder: Path, kind: Literal["bert", "xlm-roberta"], pooli
         "vocab_size": len(pieces), "hidden_size": DIMENSIONS, "num_hidden_layers": 2, "num_attention_heads": 4,
         "intermediate_size": 64, "max_position_embeddings": 66, "initializer_range": 0.5, "pad_token_id": 1,
     }  # fmt: skip
-    model = BertModel(BertConfig(**size)) if kind == "bert" else XLMRobertaModel(XLMRobertaConfig(**size))
+    model = (
+        BertModel(BertConfig.from_dict(size)) if kind == "bert" else XLMRobertaModel(XLMRobertaConfig.from_dict(size))
+    )
     model.save_pretrained(folder / "plain")
     PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # The library's own lack.
         tokenizer_object=tokenizer, model_max_length=64, bos_token="<s>", eos_token="</s>", cls_token="<s>",
