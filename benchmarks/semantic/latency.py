@@ -25,6 +25,8 @@ from cache.semantic.embedding.model_files import models_folder
 from cache.semantic.evaluation.streams.simulation import Questions
 from cache.semantic.index.index import VectorIndex
 from cache.semantic.index.table import Floats, Rows
+from cache.semantic.inspection.decisions import Decisions
+from cache.semantic.inspection.what_if import WhatIf
 from cache.semantic.judge.embedding_judge import EmbeddingJudge
 from cache.semantic.judge.error_rates import ErrorRates
 from cache.semantic.messages import LookupRequest
@@ -139,7 +141,10 @@ async def measure_here(entries: int, folder: Path) -> Measured:
             priority,
             entries,
         )
-        cache = SemanticCache(embedder, neighbours, policy, errors, learner, figures, priority, shares_purges=True)
+        decisions = Decisions(WhatIf(policy.delta, JudgeError(0.98, 0.01)), shows_questions=False)
+        cache = SemanticCache(
+            embedder, neighbours, policy, errors, learner, decisions, figures, priority, shares_purges=True
+        )
         before = _resident()
         pieces = _pieces(vectors, known, entries)
         for piece in pieces:

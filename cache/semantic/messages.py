@@ -12,6 +12,10 @@ import msgspec
 from cache.entries.generations import Scope
 
 Layer = Literal["normalized", "semantic"]
+Outcome = Literal["served", "observed", "vetoed", "refused"]
+Verdict = Literal["same", "different", "unsure"]
+Step = Literal[60, 3600]
+"""Seconds of a minute or an hour."""
 
 MAX_TEXT = 600
 """Characters of a question that may be fuzzy. What is longer is a document, and would hold up the others."""
@@ -167,15 +171,113 @@ class Stats(msgspec.Struct, frozen=True, array_like=True, tag="description"):
     figures: dict[str, Any]
 
 
+class SemanticDecision(msgspec.Struct, kw_only=True):
+    """What was decided of the answer to a stored question that is near to a new one, at `time` (Unix seconds).
+
+    `key` is the id that the new question's own answer has, `namespace` its tenant, `entry` the id of the stored answer
+    and `model` the one that has computed it. `features` are what the policy judges by, by their names. `risk` is that
+    of the answer, `limit` the highest that was served then, and `max_risk` what the request allowed.
+
+    `outcome` is served; observed, where it would be served if the mode were on; vetoed, by the name in `reason`; or
+    refused, for `reason`. `verdict` is that of the judge on the fresh answer, which `source` has brought: a miss, an
+    audit, or the rejection of a user, who says no more than "different". Both are null before it is known.
+
+    `question` and `stored_question` are null unless the operator shows them (semantic.show_questions).
+    """
+
+    id: int
+    time: float
+    key: str
+    namespace: str
+    entry: str
+    model: str
+    similarity: float
+    features: dict[str, float]
+    risk: float | None
+    limit: float | None
+    max_risk: float
+    outcome: Outcome
+    reason: str
+    audit: bool
+    verdict: Verdict | None = None
+    source: Literal["miss", "audit", "user"] | None = None
+    question: str | None = None
+    stored_question: str | None = None
+
+
+class DecisionsRequest(msgspec.Struct, frozen=True, array_like=True, tag="decisions"):
+    """The last decisions, the newest first: `limit` of them, older than the one with the id `before`, 0 for all. A text
+    that is not empty says which.
+    """
+
+    limit: int
+    before: int = 0
+    outcome: Outcome | Literal[""] = ""
+    verdict: Verdict | Literal[""] = ""
+    namespace: str = ""
+    model: str = ""
+
+
+class DecisionsReply(msgspec.Struct, frozen=True, array_like=True, tag="decided"):
+    """`next` is the `before` of the next page, 0 after the last one."""
+
+    decisions: tuple[SemanticDecision, ...]
+    next: int
+
+
+class WhatIfPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the requests of a minute or an hour from `time`, Unix seconds: see `WhatIfAccount`."""
+
+    time: int
+    requests: int = 0
+    hits: int = 0
+    wrong: float | None = None
+    wrong_upper: float | None = None
+
+
+class WhatIfAccount(msgspec.Struct, frozen=True, kw_only=True):
+    """What the budget would have served with `delta` of the `requests` from `since` on, Unix seconds.
+
+    Of its `hits`, `judged` were judged, in fact as misses or audits, and `found_wrong` of these called different.
+    `wrong` is the share of the requests that would have got a wrong answer, and `wrong_upper` the bound on it that
+    holds with 95 % confidence. `points` are the same of each minute or hour, the oldest first.
+    """
+
+    delta: float
+    since: float | None
+    requests: int
+    hits: int
+    judged: int
+    found_wrong: int
+    wrong: float
+    wrong_upper: float
+    points: tuple[WhatIfPoint, ...]
+
+
+class WhatIfRequest(msgspec.Struct, frozen=True, array_like=True, tag="what if"):
+    """What would have been served with these deltas, with some of each where there are none, up to now?"""
+
+    deltas: tuple[float, ...]
+    step: Step
+    steps: int
+
+
+class WhatIfReply(msgspec.Struct, frozen=True, array_like=True, tag="would have"):
+    """`delta` is the policy's own; None where it keeps no budget, and then there are no accounts."""
+
+    delta: float | None
+    accounts: tuple[WhatIfAccount, ...]
+
+
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     """The question cannot be answered now; `reason` says why."""
 
     reason: str
 
 
-Question = LookupRequest | ExplainRequest | WrongAnswerReport | StatsRequest
+Question = LookupRequest | ExplainRequest | WrongAnswerReport | StatsRequest | DecisionsRequest | WhatIfRequest
 Note = AnswerStored | RefreshRequested | HitDiscarded | EntryDeleted | Purged
-Reply = LookupHit | LookupMiss | Explanation | WrongAnswerResult | Stats | Refused
+Reply = LookupHit | LookupMiss | Explanation | WrongAnswerResult | Stats | DecisionsReply | WhatIfReply | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 _of_gateway = msgspec.msgpack.Decoder(tuple[int, Question | Note])

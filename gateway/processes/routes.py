@@ -21,6 +21,7 @@ from gateway.api.operator import (
     purges,
     requests,
     routing,
+    semantic,
     statistics,
     warming,
 )
@@ -94,6 +95,8 @@ def build_application(settings: Settings, callers: Callers, parts: Mapping[web.A
             web.get("/v1/cache/entries/{id}", entries.get_entry),
             web.delete("/v1/cache/entries/{id}", entries.delete_entry),
             web.delete("/v1/cache", purges.purge),
+            web.get("/v1/cache/semantic/decisions", semantic.list_decisions),
+            web.get("/v1/cache/semantic/what-if", semantic.what_if),
             web.get("/v1/cache/prefix", prefix_stores.describe),
             web.delete("/v1/cache/prefix", prefix_stores.clear),
             web.post("/v1/cache/prefix/{operation:lookup|pin|unpin}", prefix_stores.operate),

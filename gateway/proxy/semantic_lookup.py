@@ -17,6 +17,8 @@ from cache.semantic.client import SemanticClient
 from cache.semantic.messages import (
     MAX_BODY,
     AnswerStored,
+    DecisionsReply,
+    DecisionsRequest,
     EntryDeleted,
     ExplainRequest,
     Explanation,
@@ -29,6 +31,8 @@ from cache.semantic.messages import (
     RefreshRequested,
     Stats,
     StatsRequest,
+    WhatIfReply,
+    WhatIfRequest,
     WrongAnswerReport,
     WrongAnswerResult,
 )
@@ -41,6 +45,8 @@ from telemetry.tracing.span import Span
 
 # In the background.
 _BACKGROUND_TIMEOUT = 2.0
+# Ten thousand requests are counted anew for each delta that is not counted all along.
+_RECOUNT_TIMEOUT = 20.0
 
 
 @dataclass(slots=True)
@@ -185,6 +191,22 @@ class SemanticLookup:
         except StoreUnavailable as error:
             return {**figures, "available": False, "reason": str(error)}
         return {**figures, "available": True, **description.figures}
+
+    @property
+    def is_off(self) -> bool:
+        return self._client is None
+
+    async def decisions(self, wanted: DecisionsRequest) -> DecisionsReply:
+        """The last decisions of this host's semantic cache. Raises StoreUnavailable."""
+        if self._client is None:
+            return DecisionsReply((), 0)
+        return await self._client.ask(wanted, DecisionsReply, _BACKGROUND_TIMEOUT)
+
+    async def what_if(self, wanted: WhatIfRequest) -> WhatIfReply:
+        """What this host would have served with other deltas. Raises StoreUnavailable."""
+        if self._client is None:
+            return WhatIfReply(None, ())
+        return await self._client.ask(wanted, WhatIfReply, _RECOUNT_TIMEOUT)
 
     async def measure(self) -> None:
         """Copy the figures that alerts are built on into the metrics."""

@@ -132,6 +132,10 @@ class SemanticSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The API key for that server; with `upstream` one for this gateway, to whose tenant its cost is charged."""
     judge_share: Annotated[float, Meta(ge=0, le=1, description="a share from 0 to 1")] = 0.1
     """The share of fresh answers that a model is asked about; audits and the first 500 are always judged."""
+    show_questions: Flag = False
+    """Whether operators see the texts of both questions in `GET /v1/cache/semantic/decisions`. They are prompts of
+    tenants: kept in memory for that list, and in no log either way.
+    """
 
 
 class PromptCacheSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -18,6 +18,7 @@ from cache.semantic.embedding.embedder import open_embedder
 from cache.semantic.embedding.load import load_encoder
 from cache.semantic.embedding.model_files import models_folder
 from cache.semantic.index.index import VectorIndex
+from cache.semantic.inspection.decisions import Decisions
 from cache.semantic.judge.embedding_judge import EmbeddingJudge
 from cache.semantic.judge.error_rates import PRIOR_ERROR, ErrorRates
 from cache.semantic.messages import AnswerStored, LookupHit, LookupMiss, LookupRequest
@@ -94,7 +95,10 @@ async def opened(job: Job, folder: Path) -> Opening:
             priority,
             most,
         )
-        cache = SemanticCache(embedder, neighbours, policy, errors, learner, figures, priority, shares_purges=True)
+        decisions = Decisions(None, shows_questions=False)
+        cache = SemanticCache(
+            embedder, neighbours, policy, errors, learner, decisions, figures, priority, shares_purges=True
+        )
         async with _working(learner):
             yield Keepgate(cache, learner)
     neighbours.close()

@@ -12,7 +12,7 @@ from cache.semantic.policy.calibration import Calibration, CalibrationState
 from cache.semantic.policy.evidence import evidence_of
 from cache.semantic.policy.label import Label
 from cache.semantic.policy.ledger import Ledger
-from cache.semantic.policy.policy import Assessment, Decision, Evidence, Neighbourhood, RiskClassFigures
+from cache.semantic.policy.policy import Assessment, Decision, Evidence, Neighbourhood, Refusal, RiskClassFigures
 from cache.semantic.policy.posterior import JudgeError, Posterior, PosteriorState, vector
 from cache.semantic.policy.reliability import BOUNDS, Reliability, RiskClass
 from cache.semantic.policy.state import freeze, thaw
@@ -161,17 +161,19 @@ class BudgetPolicy:
         inflation = self.inflation
         if evidence is None:
             self._ledger.request(math.inf, inflation)
-            return Decision(False, 1.0)
+            return Decision(False, 1.0, inflation=inflation, refusal="none near")
         plain = self._plain_risk(evidence)
         self._ledger.request(plain, inflation)
         risk = min(1.0, inflation * plain)
-        if self.posterior.labels < WARM_LABELS or risk > min(self._ledger.limit, self._max_risk, max_risk):
-            return Decision(False, risk, plain)
+        limit = min(self._ledger.limit, self._max_risk)
+        if self.posterior.labels < WARM_LABELS:
+            return Decision(False, risk, plain, limit=limit, inflation=inflation, refusal="warm-up")
+        if risk > min(limit, max_risk):
+            refusal: Refusal = "risk" if risk > limit else "max-risk"
+            return Decision(False, risk, plain, limit=limit, inflation=inflation, refusal=refusal)
         self._ledger.spend(risk, plain)
-        if compares:
-            return Decision(True, risk, plain, audit=True, audit_chance=1.0)
-        chance = self._load.chance_of(plain)
-        return Decision(True, risk, plain, self._load.draw(chance), chance)
+        chance = 1.0 if compares else self._load.chance_of(plain)
+        return Decision(True, risk, plain, compares or self._load.draw(chance), chance, limit, inflation)
 
     def _plain_risk(self, evidence: Evidence) -> float:
         """Before the correction by audits."""

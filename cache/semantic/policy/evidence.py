@@ -8,7 +8,12 @@ import numpy as np
 from cache.semantic.policy.policy import NEIGHBOURS, Evidence, Neighbourhood
 from cache.semantic.wording.comparison import FEATURES as WORDING_FEATURES
 
-FEATURES = 12 + WORDING_FEATURES
+FEATURE_NAMES = (
+    *("constant", "similarity", "margin", "votes", "count", "similarity²", "margin²", "votes²"),
+    *("similarity·votes", "margin·votes", "count·votes", "similarity·margin"),
+)
+"""Those of neighbours, in their order; those of the wording come after them."""
+FEATURES = len(FEATURE_NAMES) + WORDING_FEATURES
 
 # A vote's weight grows by e for each twentieth of cosine similarity.
 _SHARPNESS = 20.0

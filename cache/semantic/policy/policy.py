@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -47,6 +47,12 @@ class Evidence(NamedTuple):
         return self._replace(features=np.concatenate((self.features[: -len(features)], features)))
 
 
+Refusal = Literal["", "none near", "warm-up", "risk", "max-risk", "similarity", "exploration"]
+"""Why nothing is served: nothing is near, or all of it has a veto; too few judgements; a risk above the policy's limit,
+or the request's own; too little similarity; or the policy asks the upstream to learn. "" where it is served.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """Whether to serve the neighbours' answer.
@@ -54,7 +60,8 @@ class Decision:
     `risk` is the probability that this answer is wrong, after all corrections and in [0, 1]: what `x-keepgate-risk`
     shows. It is None for a policy that knows none. `plain_risk` is the same before the correction by audits. `audit`
     says that the upstream is to be asked although the answer is served, and the answers compared; `audit_chance` is
-    the probability with which that was drawn, 0 where nothing is served.
+    the probability with which that was drawn, 0 where nothing is served. `limit` is the highest risk that was served
+    then, None where the policy has none, and `inflation` the correction by audits.
     """
 
     serve: bool
@@ -62,6 +69,9 @@ class Decision:
     plain_risk: float = 1.0
     audit: bool = False
     audit_chance: float = 0.0
+    limit: float | None = None
+    inflation: float = 1.0
+    refusal: Refusal = ""
 
 
 class Assessment(NamedTuple):

@@ -31,8 +31,11 @@ class ThresholdPolicy:
         return nearest(neighbourhood)
 
     def decide(self, evidence: Evidence | None, max_risk: float = 1.0, compares: bool = False) -> Decision:
-        serve = evidence is not None and max_risk >= 1.0 and evidence.similarity >= self._threshold
-        return Decision(serve, None, audit=serve and compares, audit_chance=float(serve and compares))
+        if evidence is None:
+            return Decision(False, None, refusal="none near")
+        if max_risk < 1.0 or evidence.similarity < self._threshold:
+            return Decision(False, None, refusal="max-risk" if max_risk < 1.0 else "similarity")
+        return Decision(True, None, audit=compares, audit_chance=float(compares))
 
     def assess(self, evidence: Evidence, max_risk: float = 1.0) -> Assessment:
         if max_risk < 1.0:

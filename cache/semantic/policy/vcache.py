@@ -60,11 +60,14 @@ class VCachePolicy:
     def decide(self, evidence: Evidence | None, max_risk: float = 1.0, compares: bool = False) -> Decision:
         curve = None if evidence is None else self._curves.get(evidence.entry)
         if evidence is None or curve is None:
-            return Decision(False, 1.0)
+            return Decision(False, 1.0, refusal="none near" if evidence is None else "warm-up")
         wrong = 1.0 - curve.surely_right(evidence.similarity)
         explore = 1.0 - self._delta / max(wrong, 1e-12)
-        serve = wrong <= max_risk and self._chance.random() >= explore
-        return Decision(serve, wrong, wrong, audit=serve and compares, audit_chance=float(serve and compares))
+        if wrong > max_risk:
+            return Decision(False, wrong, wrong, refusal="max-risk")
+        if self._chance.random() < explore:
+            return Decision(False, wrong, wrong, refusal="exploration")
+        return Decision(True, wrong, wrong, audit=compares, audit_chance=float(compares))
 
     def assess(self, evidence: Evidence, max_risk: float = 1.0) -> Assessment:
         curve = self._curves.get(evidence.entry)

@@ -35,6 +35,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     judge_model: str
     judge_key: str
     judge_share: float
+    show_questions: bool = False
     encryption_keys: tuple[str, ...] = ()
     log_level: str = "info"
     log_format: Literal["human", "json"] = "human"

@@ -335,6 +335,8 @@ class Learner:
         for entry, score in zip(texts, scores, strict=True):
             if score is not None:
                 found[entry] = score > limit
+            elif comparison.query is not None and comparison.query.watched is not None:
+                comparison.query.watched.unsure(entry)
             self._figures.count(
                 "judged_unsure" if score is None else "judged_same" if score > limit else "judged_different"
             )
@@ -342,6 +344,8 @@ class Learner:
 
     async def _conclude(self, comparison: Comparison, verdicts: dict[str, bool]) -> None:
         fresh, query = comparison.record, comparison.query
+        if query is not None and query.watched is not None:
+            query.watched.judged(verdicts)
         if query is not None and query.evidence is not None and query.entry in verdicts:
             error = self._labels.errors.error(fresh.model, fresh.answers)
             label = query.label(verdicts[query.entry])

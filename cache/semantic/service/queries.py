@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from cache.semantic.inspection.decisions import WatchedDecision
 from cache.semantic.policy.label import Label, Source
 from cache.semantic.policy.policy import Decision, Evidence
 
@@ -29,6 +30,7 @@ class Query:
     entry: str
     decision: Decision
     served: bool
+    watched: WatchedDecision | None = None
 
     def label(self, same: bool) -> Label:
         """The label of the answer that was, or would have been, served."""
@@ -51,6 +53,7 @@ class ServedAnswer:
     time: float
     evidence: Evidence | None = None
     decision: Decision | None = None
+    watched: WatchedDecision | None = None
 
     def label(self) -> Label | None:
         """The label of a rejection by the user; None if the policy made no decision."""

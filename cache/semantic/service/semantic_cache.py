@@ -7,6 +7,7 @@ from collections import Counter
 
 from cache.entries.key import namespace_of
 from cache.semantic.embedding.embedder import Embedder
+from cache.semantic.inspection.decisions import Decisions, StoredQuestion, named_features
 from cache.semantic.judge.error_rates import ErrorRates
 from cache.semantic.judge.repeatability import is_unrepeatable, repeatable
 from cache.semantic.messages import (
@@ -50,6 +51,7 @@ class SemanticCache:
         policy: Policy,
         errors: ErrorRates,
         learner: Learner,
+        decisions: Decisions,
         figures: ServiceMetrics,
         priority: LookupPriority,
         shares_purges: bool,
@@ -65,6 +67,7 @@ class SemanticCache:
         self._lookups: Counter[str] = Counter()
         self._gone: set[str] = set()
         self._shares_purges = shares_purges
+        self.decisions = decisions
         self.figures = figures
 
     async def ask(self, ask: LookupRequest) -> LookupHit | LookupMiss:
@@ -97,7 +100,7 @@ class SemanticCache:
             if not all(are_repeatable := repeatable(self._errors, near)):
                 self.figures.count("unrepeatable")
                 near = list(itertools.compress(near, are_repeatable))
-        evidence, place, guard = None, None, ""
+        evidence, place, guard, stored = None, None, "", None
         if near:
             with self.figures.timing("guards"):
                 weighed = self._policy.weigh(neighbourhood_of(near))
@@ -107,13 +110,17 @@ class SemanticCache:
                     wording = wording_of(ask.text, near, weighed.members)
             place, guard = wording.place, wording.veto
             evidence = weighed.with_wording(wording.features) if place is not None else None
+            stored = _stored(near[place or 0], named_features(weighed, wording))
         # A client that no longer waits uses nothing of the budget.
-        is_served = not is_disliked and ask.key not in self._gone
-        max_risk = ask.max_risk if is_served else 0.0
+        unwanted = "rejected" if is_disliked else "gone" if ask.key in self._gone else ""
+        max_risk = 0.0 if unwanted else ask.max_risk
         decision = self._policy.decide(evidence, max_risk, compares=not ask.serve)
+        reason = guard or unwanted or decision.refusal
+        watched = self.decisions.decided(ask, max_risk, decision, reason, stored)
         entry = "" if place is None else near[place].record.entry
         served = decision.serve and ask.serve
-        number = self._queries.open(Query(ask.key, ask.partition, ask.text, vector, evidence, entry, decision, served))
+        query = Query(ask.key, ask.partition, ask.text, vector, evidence, entry, decision, served, watched)
+        number = self._queries.open(query)
         if guard:
             self.figures.count_refusal(guard)
         if not decision.serve or evidence is None or place is None:
@@ -124,7 +131,7 @@ class SemanticCache:
             return LookupMiss(number, similarity, risk, record.entry, record.created, guard)
         self.figures.count("served" if ask.serve else "observed")
         if ask.serve:
-            self._note(ServedAnswer(ask.key, entry, time.monotonic(), evidence, decision))
+            self._note(ServedAnswer(ask.key, entry, time.monotonic(), evidence, decision, watched))
         similarity, risk = near[place].similarity, decision.risk
         created = near[place].record.created
         return LookupHit(number, similarity, risk, layer="semantic", entry=entry, created=created, audit=decision.audit)
@@ -213,11 +220,18 @@ class SemanticCache:
         """Learns that the client rejected a served answer; returns the number of labels."""
         self.figures.count("blamed")
         self._served_answers.reject(served_answer.key)
+        if served_answer.watched is not None:
+            served_answer.watched.complained()
         label = served_answer.label()
         if label is None:
             return 0
         await self._learner.add_label(label)
         return 1
+
+
+def _stored(neighbour: Neighbour, features: dict[str, float]) -> StoredQuestion:
+    record = neighbour.record
+    return StoredQuestion(record.entry, record.model, record.text, neighbour.similarity, features)
 
 
 def _is_purged(record: Record, note: Purged) -> bool:

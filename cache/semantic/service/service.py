@@ -23,12 +23,15 @@ from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.embedding.model_files import DEFAULT
 from cache.semantic.embedding.server import EmbeddingServer
 from cache.semantic.index.index import VectorIndex
+from cache.semantic.inspection.decisions import Decisions
+from cache.semantic.inspection.what_if import WhatIf
 from cache.semantic.judge.embedding_judge import EmbeddingJudge
 from cache.semantic.judge.error_rates import PRIOR_ERROR, ErrorRates
 from cache.semantic.judge.judge import Judge
 from cache.semantic.judge.llm_judge import open_llm_judge
 from cache.semantic.messages import (
     AnswerStored,
+    DecisionsRequest,
     EntryDeleted,
     ExplainRequest,
     HitDiscarded,
@@ -42,6 +45,7 @@ from cache.semantic.messages import (
     Reply,
     Stats,
     StatsRequest,
+    WhatIfRequest,
     WrongAnswerReport,
 )
 from cache.semantic.normal_form.english import load as load_words
@@ -108,7 +112,7 @@ class Service:
     async def handle(self, message: Question | Note) -> Reply | None:
         """The reply to a question, None to a note. Raises CacheError if the cache fails."""
         if self._cache is None or self._describe is None:
-            if isinstance(message, LookupRequest | ExplainRequest | WrongAnswerReport | StatsRequest):
+            if isinstance(message, Question):
                 return Refused(f"the semantic cache is not ready: it waits for {self.model}")
             self._notes.append(message)
             return None
@@ -121,6 +125,10 @@ class Service:
                 return await self._cache.wrong(message)
             case StatsRequest():
                 return self._describe()
+            case DecisionsRequest():
+                return self._cache.decisions.page(message)
+            case WhatIfRequest():
+                return await self._cache.decisions.what_if(message)
             case AnswerStored():
                 await self._cache.answered(message)
             case RefreshRequested():
@@ -205,8 +213,10 @@ async def _running(config: Config, embedders: Embedders, judging: Embedder, serv
         learner = Learner(
             patient, neighbours, Answers(store), judge, judge_budget, labels, shared, figures, priority, config.capacity
         )
+        what_if = WhatIf(config.delta, PRIOR_ERROR) if config.policy == "budget" else None
+        decisions = Decisions(what_if, config.show_questions)
         cache = SemanticCache(
-            embedder, neighbours, policy, errors, learner, figures, priority, shares_purges=store is not None
+            embedder, neighbours, policy, errors, learner, decisions, figures, priority, shares_purges=store is not None
         )
         works = [
             *(watch() for watch in embedders.watches),

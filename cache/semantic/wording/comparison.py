@@ -18,7 +18,9 @@ from cache.semantic.wording.language import language_of
 from cache.semantic.wording.text import MAX_WORDS, Text
 from cache.semantic.wording.verbatim import are_said
 
-FEATURES = 6
+FEATURE_NAMES = ("replaced", "inserted", "overlap", "novelty", "overlap²", "novelty²")
+"""In the order of `Wording.features`."""
+FEATURES = len(FEATURE_NAMES)
 MIN_QUESTIONS = 2
 """So many questions with one answer are enough to leave an added word to the policy."""
 VETOES = ("language", "verbatim", "length", "numbers", "negation", "order", "words")

@@ -6,13 +6,23 @@ from gateway.api.openapi.operation import JSON, TEXT, Operation, Parameter
 from gateway.api.operator.entries import CacheEntry, EntryPage
 from gateway.api.operator.explanation import RequestExplanation
 from gateway.api.operator.requests import RecentRequestList
+from gateway.api.operator.semantic import (
+    MAX_DECISIONS,
+    MAX_DELTAS,
+    MAX_STEPS,
+    OUTCOMES,
+    STEPS,
+    VERDICTS,
+    DecisionPage,
+    WhatIfFigures,
+)
 from gateway.api.operator.statistics import Timeline
 from gateway.batches.batch import ENDPOINTS, Batch
 from gateway.telemetry.statistics import WINDOWS
 
 _BY = Parameter("by", "Also for each of these.", {"enum": ["model", "key", "namespace"]})
 _NUMBER = {"type": "number", "minimum": 0}
-_STEPS = {"type": "integer", "minimum": 1, "maximum": 744}
+_STEPS = {"type": "integer", "minimum": 1, "maximum": MAX_STEPS}
 
 INSPECTION_OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/cache/stats"): Operation(
@@ -51,6 +61,47 @@ INSPECTION_OPERATIONS: dict[tuple[str, str], Operation] = {
             Parameter("limit", "50 by default.", {"type": "integer", "minimum": 1, "maximum": 500}),
         ),
         answer={JSON: RecentRequestList},
+        errors=(400, 401, 403, 503),
+        operator=True,
+    ),
+    ("GET", "/v1/cache/semantic/decisions"): Operation(
+        tag="Inspection",
+        summary="The last decisions of the semantic cache",
+        description="Of this host, near a stored question, with what the judge has said since; 500 are kept. Texts of"
+        " questions are null unless the setting `semantic.show_questions` is on.",
+        query=(
+            Parameter("outcome", "Only those that ended so.", {"enum": list(OUTCOMES)}),
+            Parameter("verdict", "Only those of which the judge has said this.", {"enum": list(VERDICTS)}),
+            Parameter("namespace", "Only of this namespace; not with `key`."),
+            Parameter("key", "Only of this virtual key, by its id or name."),
+            Parameter("model", "Only stored answers of this model."),
+            Parameter("limit", "50 by default.", {"type": "integer", "minimum": 1, "maximum": MAX_DECISIONS}),
+            Parameter("cursor", "The `next` of the page before."),
+        ),
+        answer={JSON: DecisionPage},
+        errors=(400, 401, 403, 404, 503),
+        operator=True,
+    ),
+    ("GET", "/v1/cache/semantic/what-if"): Operation(
+        tag="Inspection",
+        summary="What the semantic cache would serve with other budgets",
+        description="Hits of the same requests, and how many of them would be wrong, for other values of"
+        " `semantic.delta`; of this host, since its semantic cache was started.",
+        query=(
+            Parameter(
+                "delta",
+                f"At most {MAX_DELTAS}, with commas between; 0.005, 0.01, 0.02 and the setting by default. Another one"
+                " is counted of the last 10,000 requests.",
+                {**TEXT, "examples": ["0.005,0.02"]},
+            ),
+            Parameter("step", "1h by default.", {"enum": list(STEPS)}),
+            Parameter(
+                "steps",
+                "How many, up to now; 24 by default.",
+                {"type": "integer", "minimum": 1, "maximum": MAX_STEPS},
+            ),
+        ),
+        answer={JSON: WhatIfFigures},
         errors=(400, 401, 403, 503),
         operator=True,
     ),
