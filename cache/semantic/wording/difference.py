@@ -14,6 +14,8 @@ MIN_SHARED = 0.5
 """... and at least this share of their words is common (Dice's coefficient)."""
 
 _KEPT = 16_384
+# To Unicode also the signs of other words are numeric, such as that of "what" (什么), which once meant ten.
+_CHINESE_NUMERALS = frozenset("〇零一二三四五六七八九十百千万亿两萬億兩")
 
 
 class Difference(NamedTuple):
@@ -64,7 +66,8 @@ def difference(asked: tuple[str, ...], cached: tuple[str, ...]) -> Difference | 
 
 
 def is_number(word: str) -> bool:
-    return word[0].isdigit() or word[0].isnumeric()
+    first = word[0]
+    return first in _CHINESE_NUMERALS or (first.isnumeric() and not first.isalpha())
 
 
 def _counted(words: tuple[str, ...]) -> set[str]:

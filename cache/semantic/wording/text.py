@@ -5,7 +5,7 @@ import unicodedata
 
 import msgspec
 
-from cache.semantic.wording.verbatim import verbatim
+from cache.semantic.wording.verbatim import UNDIVIDED, verbatim
 
 MAX_WORDS = 100
 """Sentence embedding models cut texts at 128 to 256 tokens; a text of so many words is not cut."""
@@ -14,11 +14,11 @@ MAX_WORDS = 100
 _PLAIN_SIGNS = str.maketrans(
     {"\u2019": "'", "\u2018": "'", "\u02bc": "'", "\u00ad": None, "\u200b": None, "\ufeff": None}
 )
-# Scripts that do not divide words: Thai to Burmese, Khmer, Chinese and Japanese. Each sign counts as a word.
-_UNDIVIDED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-_WORD = re.compile(rf"\d+(?:[.,:]\d+)*|[{_UNDIVIDED}]|(?:(?![{_UNDIVIDED}])[^\W\d])+|[^\w\s]")
+_WORD = re.compile(rf"\d+(?:[.,:]\d+)*|[{UNDIVIDED}]|(?:(?![{UNDIVIDED}])[^\W\d])+|[^\w\s]")
 _NOT = re.compile(r"n't\b")
-_SILENT = frozenset(".,;:!?\"'()[]{}\u2026\u2013\u2014-\u00bf\u00a1\u3001\u3002\u201c\u201d\u201e\u00ab\u00bb*_~`")
+_SILENT = frozenset(
+    ".,;:!?\"'()[]{}\u2026\u2013\u2014-\u00bf\u00a1\u3001\u3002\u300a\u300b\u300c\u300d\u300e\u300f\u201c\u201d\u201e\u00ab\u00bb*_~`"
+)
 
 
 class Text(msgspec.Struct, frozen=True):

@@ -2,7 +2,13 @@
 
 import re
 
-_QUOTED = re.compile(r"\"([^\"]*)\"|“([^“”]*)”|«([^«»]*)»|„([^„“”]*)[“”]|`([^`]*)`|(?<!\w)'([^'\n]*)'(?!\w)")
+UNDIVIDED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+"""Scripts that do not divide words: Thai to Burmese, Khmer, Chinese and Japanese. Each sign counts as a word."""
+
+_SIGN = re.compile(f"[{UNDIVIDED}]")
+_QUOTED = re.compile(
+    r"\"([^\"]*)\"|“([^“”]*)”|«([^«»]*)»|„([^„“”]*)[“”]|「([^「」]*)」|『([^『』]*)』|`([^`]*)`|(?<!\w)'([^'\n]*)'(?!\w)"
+)
 # Any of these, and the whole text is taken for code.
 _CODE = re.compile(
     r"```|~~~|[{};]\s*\n|\{\s*\}|=>|->|==|!=|<=|>=|:=|&&|\|\||</|/>|"
@@ -14,8 +20,10 @@ _OPAQUE = re.compile(
     r"://|^www\.|[^@\s]@[^@\s]+\.|^[~.]{0,2}/[^/]+/|^[a-zA-Z]:\\|\\\w|[^\W_]_+[^\W_]|[^\W\d_][a-z][A-Z]|^[\w.+-]*\w\.\w+\.\w"
 )
 # None of these signs, and no part has to be equal. An apostrophe between letters, which many questions have, is none.
-_SUSPICIOUS = re.compile(r"[`~{}\[;=<>&|#(\n:\"“«„@/\\_]|(?<!\w)'|SELECT|[a-z][A-Z]|\w\.\w")
-_STRIPPED = ".,;:!?\"'()…“”«»"
+_SUSPICIOUS = re.compile(r"[`~{}\[;=<>&|#(\n:\uff1a\"“«„「『@/\\_]|(?<!\w)'|SELECT|[a-z][A-Z]|\w\.\w")
+# With the full-width signs of Chinese and Japanese: ideographic comma and full stop, then , ; : ! ? ( ).
+_STRIPPED = ".,;:!?\"'()…“”«»「」『』\u3001\u3002\uff0c\uff1b\uff1a\uff01\uff1f\uff08\uff09"
+_COLON = re.compile(r": |(?<!\d)\uff1a")
 # A longer part is not sought among the words: it would take quadratic time.
 _MAX_WORDS = 24
 
@@ -26,7 +34,7 @@ def verbatim(text: str) -> tuple[str, ...]:
         return ()
     if _CODE.search(text):
         return (text.strip(),)
-    parts = [chunk.strip(_STRIPPED) for chunk in text.split() if _OPAQUE.search(chunk)]
+    parts = [chunk.strip(_STRIPPED) for chunk in _SIGN.sub(" ", text).split() if _OPAQUE.search(chunk)]
     parts += [part.strip() for match in _QUOTED.finditer(text) for part in match.groups() if part]
     if payload := _payload(text):
         parts.append(payload)
@@ -35,8 +43,12 @@ def verbatim(text: str) -> tuple[str, ...]:
 
 def are_said(parts: tuple[str, ...], written: str) -> bool:
     """Whether all of `parts` stand in a text: plain words may be quoted in one text and not in the other."""
-    words = [word.strip(_STRIPPED).casefold() for word in written.split()]
-    return all(_is_said(part.casefold().split(), words) for part in parts)
+    words = [word.strip(_STRIPPED) for word in _divided(written)]
+    return all(_is_said(_divided(part), words) for part in parts)
+
+
+def _divided(text: str) -> list[str]:
+    return _SIGN.sub(r" \g<0> ", text.casefold()).split()
 
 
 def _is_said(sought: list[str], words: list[str]) -> bool:
@@ -48,5 +60,5 @@ def _is_said(sought: list[str], words: list[str]) -> bool:
 def _payload(text: str) -> str:
     """What follows the first line or the first ": ", as "Summarize:" and "Translate to French: good night" have it."""
     head, newline, body = text.strip().partition("\n")
-    _, colon, rest = head.partition(": ")
-    return " ".join((rest + newline + body if colon else body).split()).casefold().rstrip(" .?!")
+    _, *rest = _COLON.split(head, maxsplit=1)
+    return " ".join((rest[0] + newline + body if rest else body).split()).casefold().rstrip(" .?!\u3002\uff1f\uff01")

@@ -119,6 +119,13 @@ def test_a_word_that_none_of_many_has_is_left_to_the_policy() -> None:
     assert list(features("tell me a dog joke", *questions)[:2]) == [0.0, 0.0]
 
 
+def test_words_may_be_quoted_in_one_question_only_in_any_script() -> None:
+    """Chinese has no spaces around them."""
+    cached = "我的付款一直是待处理状态、到底要等几天"
+    assert wording("“待处理”的付款要等多久才能完成", cached) == (0, "")
+    assert wording("“已完成”的付款是什么意思", cached) == (None, "verbatim")
+
+
 def test_a_question_of_another_language_does_not_hide_the_others() -> None:
     """The next of them vouches."""
     asked = "How will the weather be in Berlin today?"

@@ -1,9 +1,10 @@
 """Which questions are near-copies, and what they differ in."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.semantic.wording.difference import MAX_WORDS, difference
+from cache.semantic.wording.difference import MAX_WORDS, difference, is_number
 
 WORDS = ("how", "do", "i", "buy", "sell", "gold", "now", "5", "10", "kg", "to", "from")
 QUESTIONS = st.lists(st.sampled_from(WORDS), max_size=9).map(tuple)
@@ -30,6 +31,15 @@ def test_what_stands_after_a_number_is_counted() -> None:
     found = difference(("take", "5", "mg", "daily"), ("take", "5", "ml", "daily"))
     assert found is not None
     assert found.substituted == {"mg", "ml"} == found.counted & found.substituted
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [("5", True), ("½", True), ("٣", True), ("三", True), ("两", True), ("什", False), ("five", False)],
+)
+def test_a_sign_of_another_word_is_no_number(word: str, expected: bool) -> None:
+    """Unicode counts the first sign of 什么, "what", among the numbers, and that of 两, "two", not."""
+    assert is_number(word) is expected
 
 
 def test_questions_in_other_words_are_no_near_copies() -> None:

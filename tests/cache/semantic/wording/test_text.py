@@ -18,6 +18,7 @@ from cache.semantic.wording.text import Text
         ("L'État, c'est moi", "l état c est moi"),
         ("GRÜSSE aus Köln", "grüsse aus köln"),
         ("東京の天気は?", "東 京 の 天 気 は"),
+        ("「待处理」、是什么意思？", "待 处 理 是 什 么 意 思"),  # noqa: RUF001
         ("Как включить звук?", "как включить звук"),
         ("", ""),
     ],
@@ -44,6 +45,10 @@ def test_any_text_can_be_read(question: str) -> None:
         ("Email rob@example.com or see https://example.com/a?b=1", ("rob@example.com", "https://example.com/a?b=1")),
         ("What does max_tokens do in parseJson?", ("max_tokens", "parseJson")),
         ("What does `def f(x): return x` do?\n```\nf(1)\n```", ("What does `def f(x): return x` do?\n```\nf(1)\n```",)),
+        ("「待处理」和“已完成”有什么区别？", ("待处理", "已完成")),  # noqa: RUF001
+        ("翻译成法语：晚安！", ("晚安",)),  # noqa: RUF001
+        ("用PayPal怎么充值？见https://example.com/a，谢谢", ("PayPal", "https://example.com/a")),  # noqa: RUF001
+        ("我要订一张今晚7：30的桌子", ()),  # noqa: RUF001
         ("It's John's card, isn't it?", ()),
         ("How do I reset my PIN?", ()),
     ],
