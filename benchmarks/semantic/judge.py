@@ -135,8 +135,8 @@ question, and among them those of answers-unrepeatable.jsonl, which are no funct
 random picks. Recall is estimated as in the product; beside it its upper bound, with which the policy
 reckons, and the share of all of a model's pairs that are called the same. A question is refused if its answers probably
 disagree: by its own answers, each against the one before, or by those of other questions alone, as near as they are.
-"{model}" is the largest model that comes as a package, asked with the prompt of the product about {pairs} pairs of each
-kind; the seconds are those of one comparison on two cores."""
+{model} is the model that comes with the engine, asked with the prompt of the product about {pairs} pairs of
+each kind; the seconds are those of one comparison on two cores."""
 
 
 async def measure(quick: bool) -> Figure:
