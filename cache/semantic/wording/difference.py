@@ -22,7 +22,8 @@ class Difference(NamedTuple):
     """How the words of one question became those of another.
 
     `added` and `removed` are words of which the one or the other has more. `substituted` are those of them that stand
-    alone for a single other word, as in "buy gold", "sell gold". `moved`: all words are the same, in another order.
+    alone for a single other word, as in "buy gold", "sell gold". `moved`: both have the same words in another order, or
+    one of these in the place of another: 你能告诉我我的名字吗, 你能告诉我你的名字吗 (can you tell me my, your, name).
     `counted` are words that a number stands before, such as units, in either question.
     """
 
@@ -60,7 +61,7 @@ def difference(asked: tuple[str, ...], cached: tuple[str, ...]) -> Difference | 
         frozenset(added),
         frozenset(removed),
         frozenset(substituted),
-        moved=not (new or gone) and asked != cached,
+        moved=ours.keys() == theirs.keys() and (bool(substituted) or not (new or gone)) and asked != cached,
         counted=frozenset(_counted(asked) | _counted(cached)),
     )
 

@@ -119,6 +119,13 @@ def test_a_word_that_none_of_many_has_is_left_to_the_policy() -> None:
     assert list(features("tell me a dog joke", *questions)[:2]) == [0.0, 0.0]
 
 
+def test_a_word_in_the_place_of_another_is_seen_though_both_stand_elsewhere_too() -> None:
+    """As the signs of "I" and "you" do in many Chinese requests."""
+    mine, yours = "你能告诉我我的名字吗", "你能告诉我你的名字吗"
+    assert wording(mine, yours) == wording(yours, mine) == (None, "order")
+    assert wording("i really really need a new card", "i really need a new card") == (0, "")
+
+
 def test_words_may_be_quoted_in_one_question_only_in_any_script() -> None:
     """Chinese has no spaces around them."""
     cached = "我的付款一直是待处理状态、到底要等几天"
