@@ -55,6 +55,7 @@ OPTIONAL_FIGURES = {
     "gpu": "engine.gpu",
     "dashboard": "gateway.dashboard",
     "predictions": "semantic.predictions",
+    "semantic_languages": "semantic.languages",
 }
 
 
