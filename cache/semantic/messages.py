@@ -226,7 +226,9 @@ class DecisionsReply(msgspec.Struct, frozen=True, array_like=True, tag="decided"
 
 
 class WhatIfPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the requests of a minute or an hour from `time`, Unix seconds: see `WhatIfAccount`."""
+    """`requests` and `hits` of a minute or an hour from `time`, Unix seconds. `wrong` and `wrong_upper` are of all that
+    is kept up to its end, since in one step too little is judged; None before the first request.
+    """
 
     time: int
     requests: int = 0
@@ -240,7 +242,7 @@ class WhatIfAccount(msgspec.Struct, frozen=True, kw_only=True):
 
     Of its `hits`, `judged` were judged, in fact as misses or audits, and `found_wrong` of these called different.
     `wrong` is the share of the requests that would have got a wrong answer, and `wrong_upper` the bound on it that
-    holds with 95 % confidence. `points` are the same of each minute or hour, the oldest first.
+    holds with 95 % confidence. `points` are those of each minute or hour, the oldest first.
     """
 
     delta: float

@@ -25,6 +25,8 @@ examples:
   keepgate cache show public.0123456789abcdef0123456789abcdef
   keepgate cache explain request.json              why this request would be a hit or a miss; - is standard input
   keepgate cache warm questions.jsonl --key sk-…   compute answers before anybody asks, at low priority
+  keepgate cache decisions --verdict different     what the semantic cache decided, and what the judge said of it
+  keepgate cache what-if --delta 0.005,0.02        what it would serve with other budgets of wrong answers
   keepgate cache purge --model gpt-4o
   keepgate cache top                               figures and the hottest entries, again each two seconds"""
 
@@ -33,6 +35,7 @@ _WINDOW_NAMES = {"1m": "a minute", "5m": "five minutes", "1h": "an hour", "all":
 _WINDOWS = tuple(_WINDOW_NAMES)
 _FILTERS = ("model", "namespace", "key", "layer", "tag", "min_age", "max_age", "min_hits", "order", "text")
 _PAGE = ("limit", "cursor")
+_DECISION_FILTERS = ("outcome", "verdict", "namespace", "key", "model")
 _SCOPES = ("model", "namespace", "tag", "layer", "min_age", "tenant")
 _ID_SHOWN = 44
 _BAR = 30
@@ -245,6 +248,67 @@ def _difference(difference: Mapping[str, Any]) -> str:
             return f"{field}: {json.dumps(here)} here, {json.dumps(there)} there"
 
 
+def _decisions(client: OperatorClient, parsed: argparse.Namespace) -> int:
+    params = {name: value for name in (*_DECISION_FILTERS, *_PAGE) if (value := getattr(parsed, name)) is not None}
+    answer = client.request("GET", "/v1/cache/semantic/decisions", params)
+    if parsed.json:
+        print(json.dumps(answer, indent=2))
+        return 0
+    if not answer["data"]:
+        print("No decision near a stored question.")
+        return 0
+    heads = ("TIME", "OUTCOME", "REASON", "VERDICT", "SIMILARITY", "RISK", "LIMIT", "MODEL", "NAMESPACE", "ENTRY")
+    _print_table(heads, [_decision_row(each) for each in answer["data"]], left=(0, 1, 2, 3, 7, 8, 9))
+    for each in answer["data"]:
+        if each["question"] is not None:
+            print(f"\n{each['question']}\n{each['stored_question']}")
+    if answer["next"] is not None:
+        print(f"There are more: --cursor {answer['next']}")
+    return 0
+
+
+def _decision_row(decision: Mapping[str, Any]) -> list[str]:
+    return [
+        time.strftime("%H:%M:%S", time.localtime(decision["time"])),
+        decision["outcome"],
+        decision["reason"] or "-",
+        f"{decision['verdict']} ({decision['source']})" if decision["verdict"] else "-",
+        f"{decision['similarity']:.3f}",
+        *("-" if decision[name] is None else f"{decision[name]:.2g}" for name in ("risk", "limit")),
+        decision["model"],
+        decision["namespace"],
+        decision["entry"],
+    ]
+
+
+def _what_if(client: OperatorClient, parsed: argparse.Namespace) -> int:
+    params = {name: value for name in ("delta", "step", "steps") if (value := getattr(parsed, name)) is not None}
+    answer = client.request("GET", "/v1/cache/semantic/what-if", params)
+    if parsed.json:
+        print(json.dumps(answer, indent=2))
+        return 0
+    if not answer["data"]:
+        print("The semantic cache keeps no budget: semantic.mode is off, or semantic.policy is another one.")
+        return 0
+    heads = ("DELTA", "REQUESTS", "HITS", "HIT RATE", "JUDGED", "FOUND WRONG", "WRONG", "AT MOST", "")
+    rows = [
+        [
+            f"{each['delta']:g}",
+            _count(each["requests"]),
+            _count(each["hits"]),
+            _share(each["hits"] / each["requests"]) if each["requests"] else "-",
+            _count(each["judged"]),
+            _count(each["found_wrong"]),
+            f"{each['wrong']:.2%}",
+            f"{each['wrong_upper']:.2%}",
+            "as set" if each["delta"] == answer["delta"] else "",
+        ]
+        for each in answer["data"]
+    ]
+    _print_table(heads, rows, left=(8,))
+    return 0
+
+
 def _purge(client: OperatorClient, parsed: argparse.Namespace) -> int:
     if parsed.id:
         params = {"reason": "wrong"} if parsed.wrong else {}
@@ -417,6 +481,21 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--namespace", help="of the tenant that would send it")
     explain.add_argument("--key", help="the virtual key that would send it, by its id or name")
     explain.add_argument("--bearer", metavar="KEY", help="the API key of the app that would send it")
+    decisions = command("decisions", "list the semantic cache's last decisions, the newest first", _decisions)
+    for name, says in (
+        ("outcome", "served, observed (would be served), vetoed or refused"),
+        ("verdict", "same, different or unsure: what the judge said of the fresh answer"),
+        ("namespace", "only of this namespace"),
+        ("key", "only of this virtual key, by its id or name"),
+        ("model", "only stored answers of this model"),
+        ("limit", "at most so many (50)"),
+        ("cursor", "go on where a listing ended"),
+    ):
+        decisions.add_argument(f"--{name}", metavar=name.upper(), help=says)
+    what_if = command("what-if", "show what the semantic cache would serve with other budgets", _what_if)
+    what_if.add_argument("--delta", metavar="SHARES", help="shares of wrong answers with commas between")
+    what_if.add_argument("--step", choices=("1m", "1h"), help="of the points in the JSON (1h)")
+    what_if.add_argument("--steps", metavar="N", help="how many points (24)")
     purge = command("purge", "forget an entry, those of a model, tag or tenant, old ones, or all", _purge)
     purge.add_argument("id", metavar="ID", nargs="?", help="one entry")
     purge.add_argument("--wrong", action="store_true", help="its answer was wrong: the semantic cache learns from it")

@@ -192,10 +192,6 @@ class SemanticLookup:
             return {**figures, "available": False, "reason": str(error)}
         return {**figures, "available": True, **description.figures}
 
-    @property
-    def is_off(self) -> bool:
-        return self._client is None
-
     async def decisions(self, wanted: DecisionsRequest) -> DecisionsReply:
         """The last decisions of this host's semantic cache. Raises StoreUnavailable."""
         if self._client is None:

@@ -15,6 +15,7 @@ async function send(body) {
 async function look(page) {
   await page.waitForSelector("#keys-body meter");
   await page.waitForSelector("#engines-body meter");
+  await page.waitForSelector("#decisions-body button");
   return {
     engines: await rows(page, "engines-body"),
     others: await page.locator("#engines-others li").allTextContents(),
@@ -26,6 +27,8 @@ async function look(page) {
     plots: await page.locator("svg[role=img]").evaluateAll(found => found.map(each => each.getAttribute("aria-label"))),
     points: await page.locator("#reliability-plot circle").count(),
     reliability: await rows(page, "reliability-body"),
+    whatIf: await rows(page, "what-if-body"),
+    decisions: await rows(page, "decisions-body"),
     ...await measured(page),
   };
 }
@@ -38,6 +41,11 @@ try {
   await logIn(page, key);
   await shown(page);
   seen.first = await look(page);
+  await page.click("#decisions-body button");
+  seen.why = (await page.locator("#decision-why p").allTextContents()).join("");
+  await page.selectOption("#decisions-filter", { label: "what would be served" });
+  await page.waitForSelector("#decisions-body .empty");
+  seen.filtered = await page.textContent("#decisions-body");
   const engines = await page.textContent("#engines-body");
   const prediction = { type: "content", content: "One, two, three, four, five, six." };
   await send({ model, max_tokens: 16, messages: [{ role: "user", content: "Count to a hundred." }], prediction });

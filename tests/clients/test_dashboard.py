@@ -23,10 +23,12 @@ from tests.cache.valkey import Valkey
 from tests.clients.node import HERE, install, npm_cache, program
 from tests.gateway.client import chat
 from tests.gateway.conftest import Stage
-from tests.gateway.semantic.stage import AGAIN, ANSWER, ASKED, SemanticStage
+from tests.gateway.semantic.stage import ANSWER, ASKED, SemanticStage
 from tests.waiting import until
 
 KEY = "the-admin-key"
+# Of few words in common, so that no veto of wording holds.
+LIKE_IT = "I forgot my password, what are the steps to reset it?"
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # Below the limit of a test: a wait that is over says what it waited for.
 _DEADLINE = 100
@@ -121,7 +123,7 @@ async def test_an_operator_sees_engines_budgets_and_risks(
 
     assert (await app.post(chat(ASKED, max_tokens=50))).status == 200
     await until_semantic("entries", lambda entries: bool(entries == 1))
-    assert (await app.post(chat(AGAIN, max_tokens=50))).status == 200
+    assert (await app.post(chat(LIKE_IT, max_tokens=50))).status == 200
     await until_semantic("reliability", lambda classes: len(classes) == 1)
     assert (await app.post(chat("Hi", model=MODEL, max_tokens=4))).status == 200
     seen = await asyncio.to_thread(used, "dashboard_panels.mjs", client.gateway.url, made.json["secret"], MODEL)
@@ -157,8 +159,18 @@ async def test_an_operator_sees_engines_budgets_and_risks(
     assert first["points"] == len(first["reliability"]) == 1
     assert first["reliability"][0][2:5:2] == ["0 %", "1"]
     assert "the budget (delta) is 1 %" in first["plots"][0]
+    assert [row[0] for row in first["whatIf"]] == ["0.5 %", "1 %, as set", "2 %"]
+    assert [row[1] for row in first["whatIf"]] == ["0"] * 3
+    _, outcome, verdict, similarity, _, _, model, tenant, _ = first["decisions"][0]
+    assert (outcome, verdict) == ("not served: warm-up", "same (miss)")
+    assert 0.5 < float(similarity) < 1
+    assert (model, len(tenant)) == ("mock", 9)
+    assert seen["why"].startswith("No texts: the setting semantic.show_questions shows them.Stored answer: ")
+    assert seen["why"].count(f"{tenant[:8]}") == 2
+    assert "constant 1, similarity " in seen["why"]
+    assert seen["filtered"] == "No question was near to a stored one yet, or none of these."
     for look in (first, second, seen["phone"], seen["dark"]):
-        assert (look["charts"], look["overflow"] <= 0) == (4, True)
+        assert (look["charts"], look["overflow"] <= 0) == (6, True)
     assert seen["phone"]["background"] != seen["dark"]["background"]
 
 

@@ -27,6 +27,7 @@ MINUTE: Step = 60
 HOUR: Step = 3600
 _STEPS_KEPT: dict[Step, int] = {MINUTE: 180, HOUR: 744}
 _RECOUNTED_AT_ONCE = 20
+_ADDED_AT_ONCE = 50
 _MISS = Decision(False, 1.0)
 
 
@@ -91,6 +92,11 @@ class Counts:
         tally = self._served if request.was_served else self._missed
         tally.judged(Label("", 1.0, (), same, "audit", chance=request.chance))
 
+    def add(self, other: "Counts") -> None:
+        """Count what `other` has counted as well."""
+        self._served.add(other._served)
+        self._missed.add(other._missed)
+
     def wrong_share(self, judge: JudgeError) -> WrongShare:
         """Wrong answers per request, as `Tally.wrong_share`. The bound of the sum is that of Zou and Donner (Statistics
         in Medicine 27, 2008): the distances of both bounds from their estimates add up as independent errors do.
@@ -134,9 +140,9 @@ class Account:
             if (counts := steps.get(int(request.time) // step)) is not None:
                 counts.judged_hit(request, same)
 
-    def counts(self, step: Step, number: int) -> Counts | None:
-        """Those of the minute or hour of this number since 1970; None where there were no requests."""
-        return self._steps[step].get(number)
+    def steps(self, step: Step) -> list[tuple[int, Counts]]:
+        """The minutes or hours that had requests, by their numbers since 1970, the oldest first."""
+        return sorted(self._steps[step].items())
 
     def _begun(self, step: Step, time: float) -> Counts:
         steps, number = self._steps[step], int(time) // step
@@ -182,7 +188,7 @@ class WhatIf:
         """
         accounts = [await self._account(delta) for delta in deltas or self._accounts]
         numbers = range(last - steps + 1, last + 1)
-        return tuple(self._told(account, step, numbers) for account in accounts)
+        return tuple([await self._told(account, step, numbers) for account in accounts])
 
     async def _account(self, delta: float) -> Account:
         if delta in self._accounts:
@@ -195,7 +201,7 @@ class WhatIf:
                 account.judge(request, request.same)
         return account
 
-    def _told(self, account: Account, step: Step, numbers: Sequence[int]) -> WhatIfAccount:
+    async def _told(self, account: Account, step: Step, numbers: Sequence[int]) -> WhatIfAccount:
         counts, wrong = account.all, account.all.wrong_share(self._judge)
         return WhatIfAccount(
             delta=account.delta,
@@ -206,13 +212,30 @@ class WhatIf:
             found_wrong=counts.found_wrong,
             wrong=wrong.estimate,
             wrong_upper=wrong.upper,
-            points=tuple(self._point(account.counts(step, number), number * step) for number in numbers),
+            points=await self._points(account, step, numbers),
         )
 
-    def _point(self, counts: Counts | None, time: int) -> WhatIfPoint:
-        if counts is None:
-            return WhatIfPoint(time=time)
-        wrong = counts.wrong_share(self._judge)
-        return WhatIfPoint(
-            time=time, requests=counts.requests, hits=counts.hits, wrong=wrong.estimate, wrong_upper=wrong.upper
-        )
+    async def _points(self, account: Account, step: Step, numbers: Sequence[int]) -> tuple[WhatIfPoint, ...]:
+        begun = account.steps(step)
+        sums, share, points, place = Counts(), None, [], 0
+        for number in numbers:
+            of_step = None
+            while place < len(begun) and begun[place][0] <= number:
+                of_step = begun[place][1] if begun[place][0] == number else None
+                sums.add(begun[place][1])
+                share = None
+                place += 1
+                if place % _ADDED_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            if sums.requests and share is None:
+                share = sums.wrong_share(self._judge)
+            points.append(
+                WhatIfPoint(
+                    time=number * step,
+                    requests=of_step.requests if of_step else 0,
+                    hits=of_step.hits if of_step else 0,
+                    wrong=share and share.estimate,
+                    wrong_upper=share and share.upper,
+                )
+            )
+        return tuple(points)

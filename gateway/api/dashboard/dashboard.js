@@ -168,6 +168,7 @@ async function refresh() {
       slowAt = now;
     }
     if (slow && !isTouched("entries")) await showEntries();
+    if (slow) await showDecisions(stats.layers.semantic);
     if (!isTouched("requests")) showRequests(requests);
     const engines = await asking;
     if (engines) showEngines(engines);

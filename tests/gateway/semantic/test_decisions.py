@@ -1,5 +1,7 @@
 """What an operator sees of decisions: the last ones with their verdicts, and what other deltas would have served."""
 
+import asyncio
+import json
 import logging
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 from cache.semantic.policy.evidence import FEATURE_NAMES
 from cache.semantic.wording.comparison import FEATURE_NAMES as WORDING_NAMES
 from cache.semantic.wording.comparison import VETOES
+from gateway.commands import cache
 from gateway.upstreams.mock import MODEL, MockUpstream, Reply
 from tests.cache.valkey import Valkey
 from tests.gateway.client import DEADLINE, Client, chat
@@ -189,3 +192,31 @@ async def test_a_service_that_is_gone_is_named(semantic: SemanticStage, mock: Mo
         refused = await client.get(path)
         assert refused.status == 503
         assert "The semantic cache does not answer" in refused.error["message"]
+
+
+async def test_commands_list_them(
+    semantic: SemanticStage, mock: MockUpstream, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`keepgate cache decisions` has a line for each, and both texts if they are shown; `what-if` one for each delta."""
+    client = await semantic.gateway(mock, mode="observe", semantic={**BUDGET, "show_questions": True})
+
+    async def run(*words: str) -> list[str]:
+        assert await asyncio.to_thread(cache.run, [*words, "--url", client.gateway.url]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    assert await run("decisions") == ["No decision near a stored question."]
+    first = await client.post(chat(ASKED))
+    await until_known(client, 1)
+    await client.post(chat(LIKE_IT))
+    await until_judged(client)
+    heads, line, _, *texts = await run("decisions", "--outcome", "refused")
+    assert heads.split()[:4] == ["TIME", "OUTCOME", "REASON", "VERDICT"]
+    assert line.split()[1:5] == ["refused", "warm-up", "same", "(miss)"]
+    assert line.endswith(first.entry)
+    assert texts == [LIKE_IT, ASKED]
+    heads, *lines = await run("what-if", "--delta", "0.01,0.3")
+    assert [line.split() for line in lines] == [
+        ["0.01", "2", "0", "0.0%", "0", "0", "0.00%", "0.00%", "as", "set"],
+        ["0.3", "2", "0", "0.0%", "0", "0", "0.00%", "0.00%"],
+    ]
+    assert json.loads("".join(await run("what-if", "--json")))["delta"] == 0.01

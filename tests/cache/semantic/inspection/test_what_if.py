@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache.semantic.inspection.what_if import DELTAS, HOUR, KEPT, MINUTE, DecidedRequest, WhatIf
-from cache.semantic.messages import WhatIfAccount
+from cache.semantic.messages import WhatIfAccount, WhatIfPoint
 from cache.semantic.policy.policy import Decision
 from cache.semantic.policy.posterior import JudgeError
 from tests.cache.semantic.policy.streams import Stream, label_of, near
@@ -107,15 +107,18 @@ async def test_only_the_last_requests_are_counted_anew() -> None:
 
 
 async def test_a_judgement_counts_in_the_minute_of_its_request() -> None:
-    """Also where it comes later; minutes without requests have no share."""
+    """Also where it comes later. Shares are of all minutes up to one."""
     what_if = WhatIf(0.5, SURE)
     requests = [what_if.decided(hit(0.001), 1.0, was_served=False, time=float(second)) for second in range(120)]
     for second, request in enumerate(requests):
         what_if.judged(request, same=second < 60)
-    (account,) = await what_if.accounts((0.5,), MINUTE, 3, 4)
-    assert [(point.time, point.requests) for point in account.points] == [(0, 60), (60, 60), (120, 0), (180, 0)]
-    assert [point.wrong for point in account.points] == [0.0, pytest.approx(1.0), None, None]
-    assert account.wrong == pytest.approx(0.5)
+    (account,) = await what_if.accounts((0.5,), MINUTE, 2, 4)
+    points = account.points
+    assert [(point.time, point.requests) for point in points] == [(-60, 0), (0, 60), (60, 60), (120, 0)]
+    assert [point.wrong for point in points] == [None, 0.0, pytest.approx(0.5), pytest.approx(0.5)]
+    assert points[2] == WhatIfPoint(time=60, requests=60, hits=60, wrong=account.wrong, wrong_upper=account.wrong_upper)
+    (late,) = await what_if.accounts((0.5,), MINUTE, 1, 1)
+    assert late.points == (points[2],)
 
 
 def hit(risk: float, chance: float = 1.0, audit: bool = True) -> Decision:
