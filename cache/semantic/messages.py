@@ -33,6 +33,7 @@ class LookupRequest(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
 
     `key` is the id of the request's key, `max_risk` what the client allows, from 0 to 1. Without `serve` the answer
     to this is not sent to anybody, only counted. `traceparent` names the trace that it is part of (W3C), "" for none.
+    With a `threshold` above 0, it alone decides: see `ThresholdPolicy`.
     """
 
     key: str
@@ -41,6 +42,7 @@ class LookupRequest(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     max_risk: float
     serve: bool
     traceparent: str = ""
+    threshold: float = 0.0
 
 
 class LookupReply(msgspec.Struct, frozen=True, array_like=True):
@@ -82,6 +84,7 @@ class ExplainRequest(msgspec.Struct, frozen=True, array_like=True, tag="explain"
     partition: str
     text: str
     max_risk: float
+    threshold: float = 0.0
 
 
 class ExplainedNeighbour(msgspec.Struct, frozen=True, array_like=True):
@@ -176,7 +179,8 @@ class SemanticDecision(msgspec.Struct, kw_only=True):
 
     `key` is the id that the new question's own answer has, `namespace` its tenant, `entry` the id of the stored answer
     and `model` the one that has computed it. `features` are what the policy judges by, by their names. `risk` is that
-    of the answer, `limit` the highest that was served then, and `max_risk` what the request allowed.
+    of the answer, `limit` the highest that was served then, and `max_risk` what the request allowed. `threshold` is the
+    similarity that it asked for, null where it left that to the policy.
 
     `outcome` is served; observed, where it would be served if the mode were on; vetoed, by the name in `reason`; or
     refused, for `reason`. `verdict` is that of the judge on the fresh answer, which `source` has brought: a miss, an
@@ -196,6 +200,7 @@ class SemanticDecision(msgspec.Struct, kw_only=True):
     risk: float | None
     limit: float | None
     max_risk: float
+    threshold: float | None
     outcome: Outcome
     reason: str
     audit: bool

@@ -10,7 +10,7 @@ from gateway.batches.folders import new_id
 from gateway.errors import InvalidRequest
 from gateway.http.cache_control import TAGS_HEADER
 from gateway.http.json_object import decode_object
-from gateway.proxy.inference_request import MAX_RISK_HEADER
+from gateway.proxy.inference_request import MAX_RISK_HEADER, THRESHOLD_HEADER
 from gateway.tenants.credentials import KEY_HEADERS
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages")
@@ -34,6 +34,7 @@ _KEPT_HEADERS = (
     "openai-project",
     MAX_RISK_HEADER,
     TAGS_HEADER,
+    THRESHOLD_HEADER,
 )
 
 

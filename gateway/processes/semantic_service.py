@@ -68,7 +68,7 @@ def _require(settings: Settings, redis: str) -> None:
 def _config(settings: Settings, redis: str, socket: Path) -> dict[str, object]:
     """The fields of cache/semantic/service/config.py."""
     given = msgspec.structs.asdict(settings.semantic)
-    del given["mode"]
+    del given["mode"], given["request_threshold"]
     return {
         **given,
         "model_key": str(settings.semantic.model_key or ""),

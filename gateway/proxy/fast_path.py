@@ -21,7 +21,7 @@ from gateway.errors import GatewayError
 from gateway.http.body import read_body
 from gateway.http.cache_control import tags_of
 from gateway.http.server import Handler
-from gateway.proxy.inference_request import MAX_RISK_HEADER
+from gateway.proxy.inference_request import MAX_RISK_HEADER, THRESHOLD_HEADER
 from gateway.proxy.metering.accounting import Accounting
 from gateway.proxy.metering.records import describe_caller, describe_hit
 from gateway.proxy.response_headers import HitResponses
@@ -41,7 +41,7 @@ from telemetry.tracing.timed import timings_of
 # What nginx logs for a client that has left.
 _CLIENT_CLOSED = 499
 # Looked up twice as fast as plain strings.
-_MAX_RISK, _REUSE = istr(MAX_RISK_HEADER), istr(REUSE_HEADER)
+_MAX_RISK, _REUSE, _THRESHOLD = istr(MAX_RISK_HEADER), istr(REUSE_HEADER), istr(THRESHOLD_HEADER)
 RAW_DIGEST = web.RequestKey("raw_digest", bytes)
 
 
@@ -153,6 +153,7 @@ class FastPath:
             or EXPECT in given
             or _MAX_RISK in given
             or _REUSE in given
+            or _THRESHOLD in given
             or (self._has_origins and ORIGIN in given)
         )
 

@@ -40,6 +40,7 @@ from gateway.upstreams.identity import with_own_model
 from gateway.upstreams.upstream import PRIORITY_HEADER, REUSE_HEADER, Attempt
 
 MAX_RISK_HEADER = "x-keepgate-max-risk"
+THRESHOLD_HEADER = "x-keepgate-threshold"
 USAGE_OF_STREAMS = "stream_options"
 """What an upstream lacks that refuses to be asked for the usage of a stream."""
 
@@ -88,6 +89,8 @@ class InferenceRequest:
     """What an entry remembers of the request, encoded."""
     tags: tuple[str, ...] = ()
     """What the client calls the answer."""
+    threshold: float = 0.0
+    """The similarity from which on any answer may be served, whatever its risk; 0 leaves it to the policy."""
 
     @property
     def family(self) -> Family:
@@ -269,6 +272,7 @@ def parse_request(
         cache_control=_cache_control(headers, asked),
         question=question if question and len(question.text) <= MAX_TEXT and len(model) <= MAX_MODEL else None,
         max_risk=_max_risk(headers),
+        threshold=_threshold(headers, settings.semantic.request_threshold),
         reuse=_reuse(headers, target),
         timeout=timeout_of(headers),
         named=named,
@@ -366,6 +370,25 @@ def _max_risk(headers: CIMultiDictProxy[str]) -> float:
     if not 0.0 <= risk <= 1.0:
         raise InvalidRequest(f"'{MAX_RISK_HEADER}' must be a number from 0 to 1, such as 0.001.")
     return risk
+
+
+def _threshold(headers: CIMultiDictProxy[str], lowest: float | None) -> float:
+    """The similarity that the client asks for, 0 if it asks for none. `lowest` is what the operator allows."""
+    given = headers.get(THRESHOLD_HEADER)
+    if given is None:
+        return 0.0
+    if lowest is None:
+        raise InvalidRequest(
+            f"'{THRESHOLD_HEADER}' is not allowed here: the operator has not set semantic.request_threshold, the lowest"
+            " similarity that requests may ask for."
+        )
+    try:
+        threshold = float(given)
+    except ValueError:
+        threshold = math.nan
+    if not lowest <= threshold <= 1.0:
+        raise InvalidRequest(f"'{THRESHOLD_HEADER}' must be a similarity from {lowest:g} to 1.")
+    return threshold
 
 
 def _reuse(headers: CIMultiDictProxy[str], family: Family) -> str:

@@ -85,7 +85,7 @@ class SemanticLookup:
         self._published = settings.semantic.published
         self._draws = settings.cache.sampled == "variants"
         self._tasks = tasks
-        self._in_flight: dict[tuple[str, float], SemanticQuery] = {}
+        self._in_flight: dict[tuple[str, float, float], SemanticQuery] = {}
 
     async def find(self, inference: InferenceRequest, key: Key, outcome: Outcome, span: Span) -> SemanticQuery:
         """The stored answer of a similar question that may be served, after an exact miss; `span` is of this search."""
@@ -108,6 +108,7 @@ class SemanticLookup:
             inference.max_risk,
             serves,
             span.headers().get("traceparent", ""),
+            inference.threshold,
         )
         query = self._join_or_ask(self._client, ask)
         if not serves:
@@ -127,7 +128,7 @@ class SemanticLookup:
             return Explanation("", "", None, "the last turn is not a text of a user, or is too long to be compared")
         if not self.unsent_query(inference).open:
             return Explanation("", "", None, "answers to sampled requests are drawn from stored variants")
-        ask = ExplainRequest(question.partition, question.text, inference.max_risk)
+        ask = ExplainRequest(question.partition, question.text, inference.max_risk, inference.threshold)
         found = await self._client.ask(ask, Explanation, _BACKGROUND_TIMEOUT)
         if self._mode == "observe" and found.layer:
             reason = f"{found.reason}; in the mode observe it is compared and not served"
@@ -221,7 +222,7 @@ class SemanticLookup:
 
     def _join_or_ask(self, client: SemanticClient, ask: LookupRequest) -> SemanticQuery:
         """The running query for the same question, or a new one. Its task is owned by no request."""
-        name = (ask.key, ask.max_risk)
+        name = (ask.key, ask.max_risk, ask.threshold)
         if name not in self._in_flight:
             query = self._in_flight[name] = SemanticQuery(open=True)
             query.task = self._tasks.start_isolated(self._ask(client, query, ask))

@@ -89,6 +89,12 @@ class SemanticSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The highest share of wrong answers."""
     threshold: Annotated[float, Meta(gt=0, le=1, description="a cosine similarity, more than 0 and at most 1")] = 0.95
     """The lowest similarity that the policy `threshold` serves."""
+    request_threshold: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None, Meta(description="a cosine similarity, more than 0 and at most 1")
+    ] = None
+    """The lowest similarity that requests may ask for in `x-keepgate-threshold`: they get what is at least so similar,
+    whatever its risk, outside `delta`. By default none may.
+    """
     model: Text = "default"
     """The embedding model: `default`, a folder, or the name of a sentence-transformers model in the local hub cache;
     with `model_url` its name at that server.

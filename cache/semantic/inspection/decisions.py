@@ -91,7 +91,7 @@ class Decisions:
         """Note a decision. `max_risk` is that with which it was made; `reason` is why nothing may be served."""
         now, was_served = time.time(), decision.serve and ask.serve
         request = None
-        if self._what_if is not None:
+        if self._what_if is not None and not ask.threshold:
             request = self._what_if.decided(decision, max_risk, was_served, now)
         shown = None
         if stored is not None and stored.similarity >= MIN_SIMILARITY:
@@ -136,6 +136,7 @@ class Decisions:
             risk=None if outcome == "vetoed" else decision.risk,
             limit=decision.limit,
             max_risk=ask.max_risk,
+            threshold=ask.threshold or None,
             outcome=outcome,
             reason=reason,
             audit=decision.audit and ask.serve,

@@ -26,6 +26,7 @@ from cache.semantic.messages import (
     WrongAnswerResult,
 )
 from cache.semantic.policy.policy import NEIGHBOURS, Policy
+from cache.semantic.policy.threshold import ThresholdPolicy
 from cache.semantic.service.learner import Learner
 from cache.semantic.service.metrics import ServiceMetrics
 from cache.semantic.service.neighbours import Neighbour, Neighbours, Vector, neighbourhood_of, wording_of
@@ -114,12 +115,17 @@ class SemanticCache:
         # A client that no longer waits uses nothing of the budget.
         unwanted = "rejected" if is_disliked else "gone" if ask.key in self._gone else ""
         max_risk = 0.0 if unwanted else ask.max_risk
-        decision = self._policy.decide(evidence, max_risk, compares=not ask.serve)
+        if ask.threshold:  # outside the budget: it spends nothing, and is no label
+            decision = ThresholdPolicy(ask.threshold).decide(evidence, max_risk)
+            self.figures.count("by_threshold")
+        else:
+            decision = self._policy.decide(evidence, max_risk, compares=not ask.serve)
         reason = guard or unwanted or decision.refusal
         watched = self.decisions.decided(ask, max_risk, decision, reason, stored)
         entry = "" if place is None else near[place].record.entry
         served = decision.serve and ask.serve
-        query = Query(ask.key, ask.partition, ask.text, vector, evidence, entry, decision, served, watched)
+        judged = None if ask.threshold else evidence
+        query = Query(ask.key, ask.partition, ask.text, vector, judged, entry, decision, served, watched)
         number = self._queries.open(query)
         if guard:
             self.figures.count_refusal(guard)
@@ -131,7 +137,7 @@ class SemanticCache:
             return LookupMiss(number, similarity, risk, record.entry, record.created, guard)
         self.figures.count("served" if ask.serve else "observed")
         if ask.serve:
-            self._note(ServedAnswer(ask.key, entry, time.monotonic(), evidence, decision, watched))
+            self._note(ServedAnswer(ask.key, entry, time.monotonic(), judged, decision, watched))
         similarity, risk = near[place].similarity, decision.risk
         created = near[place].record.created
         return LookupHit(number, similarity, risk, layer="semantic", entry=entry, created=created, audit=decision.audit)
@@ -160,7 +166,8 @@ class SemanticCache:
         )
         if wording.place is None:
             return Explanation("", "", None, f"the guard {wording.veto!r} refuses the nearest answer", neighbours)
-        serve, risk, reason = self._policy.assess(weighed.with_wording(wording.features), ask.max_risk)
+        policy = ThresholdPolicy(ask.threshold) if ask.threshold else self._policy
+        serve, risk, reason = policy.assess(weighed.with_wording(wording.features), ask.max_risk)
         return Explanation("semantic" if serve else "", near[wording.place].record.entry, risk, reason, neighbours)
 
     async def _near(self, partition: str, vector: Vector) -> list[Neighbour]:

@@ -45,6 +45,11 @@ _REQUEST_HEADERS: dict[str, tuple[str, Json]] = {
         "The highest risk of a wrong answer from the semantic cache; 0 for exact answers only.",
         {"type": "number", "minimum": 0, "maximum": 1},
     ),
+    "x-keepgate-threshold": (
+        "Serve the answer of any question that is at least so similar, whatever its risk, where the setting"
+        " `semantic.request_threshold` allows it.",
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+    ),
     "x-keepgate-tags": (
         "At most 16 names for the answer, with commas between, for a purge of all answers of a name.",
         {**TEXT, "examples": ["docs-v7, product:keyboards"]},

@@ -33,7 +33,14 @@ from gateway.surfaces.whole import ENDPOINTS
 
 EVENTS = {"text/event-stream": {"description": "Server-sent events."}}
 LINES = {"application/x-ndjson": {"description": "One JSON object on each line."}}
-_ASKED_OF_CACHE = ("Cache-Control", "x-keepgate-max-risk", "x-keepgate-reuse", "x-keepgate-tags", "x-keepgate-profile")
+_ASKED_OF_CACHE = (
+    "Cache-Control",
+    "x-keepgate-max-risk",
+    "x-keepgate-threshold",
+    "x-keepgate-reuse",
+    "x-keepgate-tags",
+    "x-keepgate-profile",
+)
 _NAME = {"type": "string", "minLength": 1}
 _ANTHROPIC = ("anthropic-version", "anthropic-beta")
 

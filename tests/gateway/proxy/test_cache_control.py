@@ -186,7 +186,7 @@ async def test_directives_in_several_headers_count_together(stage: Stage) -> Non
     assert answer.cache == "miss"
 
 
-@pytest.mark.parametrize("header", ["x-keepgate-max-risk", "x-keepgate-reuse"])
+@pytest.mark.parametrize("header", ["x-keepgate-max-risk", "x-keepgate-reuse", "x-keepgate-threshold"])
 async def test_an_invalid_header_is_refused_on_a_hit_as_on_a_miss(stage: Stage, header: str) -> None:
     """An invalid header is refused on a hit, also on the fast path, as on a miss."""
     client, _, _ = await learned(stage)

@@ -14,7 +14,7 @@ from gateway.commands import cache
 from gateway.upstreams.mock import MODEL, MockUpstream, Reply
 from tests.cache.valkey import Valkey
 from tests.gateway.client import DEADLINE, Client, chat
-from tests.gateway.semantic.stage import ASKED, SemanticStage, until_known
+from tests.gateway.semantic.stage import ASKED, SemanticStage, figure, until_known
 from tests.waiting import until
 
 LIKE_IT = "I forgot my password, what are the steps to reset it?"
@@ -197,7 +197,7 @@ async def test_a_service_that_is_gone_is_named(semantic: SemanticStage, mock: Mo
 async def test_commands_list_them(
     semantic: SemanticStage, mock: MockUpstream, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`keepgate cache decisions` has a line for each, and both texts if they are shown; `what-if` one for each delta."""
+    """`keepgate cache decisions` has a line for each, and both texts if they are shown; `what-if` one a delta."""
     client = await semantic.gateway(mock, mode="observe", semantic={**BUDGET, "show_questions": True})
 
     async def run(*words: str) -> list[str]:
@@ -220,3 +220,46 @@ async def test_commands_list_them(
         ["0.3", "2", "0", "0.0%", "0", "0", "0.00%", "0.00%"],
     ]
     assert json.loads("".join(await run("what-if", "--json")))["delta"] == 0.01
+
+
+async def test_a_request_may_ask_for_a_threshold_where_the_operator_allows_it(
+    semantic: SemanticStage, mock: MockUpstream
+) -> None:
+    """It is served outside the budget, which has not learned enough to serve anything; vetoes and its own risk hold."""
+    client = await semantic.gateway(mock, semantic={**BUDGET, "request_threshold": 0.6})
+    await client.post(chat(ASKED))
+    await until_known(client, 1)
+    served = await client.post(chat(LIKE_IT), x_keepgate_threshold="0.6")
+    assert (served.cache, served.headers["x-keepgate-layer"]) == ("hit", "semantic")
+    assert "x-keepgate-risk" not in served.headers
+    shown = (await decisions(client))[0]
+    assert (shown["outcome"], shown["threshold"], shown["risk"]) == ("served", 0.6, None)
+    for body, headers, reason in (
+        (chat(OTHER), {"x_keepgate_threshold": "0.99"}, "similarity"),
+        (chat("How do I reset my router?"), {"x_keepgate_threshold": "0.6"}, "words"),
+        (chat(f"Well, {LIKE_IT}"), {"x_keepgate_threshold": "0.6", "x_keepgate_max_risk": "0.1"}, "max-risk"),
+    ):
+        explained = (await client.send("POST", "/v1/cache/explain", body, _named(headers))).json["layers"][1]
+        assert explained["verdict"] == "miss"
+        assert (await client.post(body, **headers)).cache == "miss"
+        assert (await decisions(client))[0]["reason"] == reason
+    assert await figure(client, "by_threshold") == 4
+    assert await figure(client, "policy.requests") == 1, "only the first one was the budget's"
+    assert await figure(client, "policy.labels") == 0
+    assert (await client.get(WHAT_IF)).json["data"][0]["requests"] == 1
+
+
+def _named(headers: dict[str, str]) -> dict[str, str]:
+    return {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+@pytest.mark.parametrize(("lowest", "asked"), [(None, "0.9"), (0.9, "0.8"), (0.9, "1.1"), (0.9, "nan"), (0.9, "high")])
+async def test_a_threshold_that_is_not_allowed_is_refused(
+    semantic: SemanticStage, mock: MockUpstream, lowest: float | None, asked: str
+) -> None:
+    """With what would be allowed."""
+    client = await semantic.gateway(mock, semantic={"request_threshold": lowest})
+    refused = await client.post(chat(ASKED), x_keepgate_threshold=asked)
+    assert refused.status == 400
+    assert "x-keepgate-threshold" in refused.error["message"]
+    assert ("semantic.request_threshold" if lowest is None else "from 0.9 to 1") in refused.error["message"]
