@@ -23,6 +23,9 @@ FEATURE_NAMES = ("replaced", "inserted", "overlap", "novelty", "overlap²", "nov
 FEATURES = len(FEATURE_NAMES)
 MIN_QUESTIONS = 2
 """So many questions with one answer are enough to leave an added word to the policy."""
+# A text of so few words says too little to be told from another one that has none of them; it may have none that the
+# embedding model knows, and then all such texts have one vector.
+_SHORT = 2
 VETOES = ("language", "verbatim", "length", "numbers", "negation", "order", "words")
 """All names of vetoes."""
 
@@ -89,7 +92,7 @@ def compare(asked: Text, questions: Sequence[Text]) -> Wording:
 def pair_veto(asked: Text, cached: Text) -> str:
     """The name of what forbids that two questions share an answer, whatever their words; "" if nothing does."""
     if asked.words == cached.words and asked.verbatim == cached.verbatim:
-        return ""
+        return "" if asked.words or asked.written == cached.written else "verbatim"
     if max(len(asked.words), len(cached.words)) > MAX_WORDS:
         return "length"
     if asked.verbatim != cached.verbatim:
@@ -98,6 +101,8 @@ def pair_veto(asked: Text, cached: Text) -> str:
             are_said(tuple(ours - theirs), cached.written) and are_said(tuple(theirs - ours), asked.written)
         ):
             return "verbatim"
+    if min(len(asked.words), len(cached.words)) <= _SHORT and set(asked.words).isdisjoint(cached.words):
+        return "words"
     if difference(asked.words, cached.words) is None:
         one, other = language_of(asked.written), language_of(cached.written)
         if one and other and one != other:

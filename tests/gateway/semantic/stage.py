@@ -19,7 +19,8 @@ from tests.gateway.conftest import Stage
 from tests.waiting import until
 
 ASKED = "How do I reset my password?"
-AGAIN = "How can I reset my password?"
+AGAIN = "What are the steps of a password reset?"
+ONCE_MORE = "Explain how resetting a password works"
 ANSWER = "Open the settings, choose Security, and click Reset password."
 # Serves every answer of this similarity: these tests are about what happens then.
 # An audit by chance would ask the upstream once more than a test expects.

@@ -28,7 +28,17 @@ from tests.cache.valkey import Valkey
 from tests.gateway.client import Client, chat
 from tests.gateway.conftest import Stage
 from tests.gateway.processes.serving import parent_of, processes, serving
-from tests.gateway.semantic.stage import AGAIN, ANSWER, ASKED, SERVES_ALL, SemanticStage, entries, figure, until_known
+from tests.gateway.semantic.stage import (
+    AGAIN,
+    ANSWER,
+    ASKED,
+    ONCE_MORE,
+    SERVES_ALL,
+    SemanticStage,
+    entries,
+    figure,
+    until_known,
+)
 from tests.waiting import until
 
 STARTS_WITHIN = 60.0
@@ -343,7 +353,7 @@ async def test_an_entry_that_is_gone_from_the_store_is_forgotten(
         await client.gateway.cache.memory.delete(entry_id)
 
     assert (await client.post(chat(AGAIN))).cache == "miss"
-    assert (await client.post(chat("Please, how can I reset my password?"))).headers["x-keepgate-layer"] == "semantic"
+    assert (await client.post(chat(ONCE_MORE))).headers["x-keepgate-layer"] == "semantic"
     assert await entries(client) == 1
 
 

@@ -10,7 +10,17 @@ from gateway.upstreams.mock import MockUpstream, Reply
 from tests.cache.valkey import Valkey
 from tests.gateway.client import COMPLETIONS, Client, chat
 from tests.gateway.conftest import Stage
-from tests.gateway.semantic.stage import AGAIN, ANSWER, ASKED, SemanticStage, entries, figure, until_figure, until_known
+from tests.gateway.semantic.stage import (
+    AGAIN,
+    ANSWER,
+    ASKED,
+    ONCE_MORE,
+    SemanticStage,
+    entries,
+    figure,
+    until_figure,
+    until_known,
+)
 
 
 async def learned(client: Client, body: Any, count: int = 1, **headers: str) -> None:
@@ -38,7 +48,7 @@ async def test_a_question_in_other_words_is_answered_from_the_cache(
 
 
 @pytest.mark.parametrize(
-    "again", ["how do i reset my password", "  How do I  reset my password ?! ", "HOW DO I RESET MY PASSWORD?"]
+    "again", ["how do i reset my password", "  How do I  reset my password ?! ", "How do I reset my password..."]
 )
 async def test_the_same_words_written_differently_need_no_model(
     semantic: SemanticStage, mock: MockUpstream, again: str
@@ -57,9 +67,9 @@ async def test_the_same_words_written_differently_need_no_model(
 @pytest.mark.parametrize(
     ("asked", "again", "guard"),
     [
-        ("How do I enable two-factor authentication?", "How do I disable two-factor authentication?", "polarity"),
+        ("How do I enable two-factor authentication?", "How do I disable two-factor authentication?", "words"),
         ("Convert 20 dollars to euros", "Convert 200 dollars to euros", "numbers"),
-        ("What is the weather in Paris on Monday?", "What is the weather in Paris on Tuesday?", "dates"),
+        ("What is the weather in Paris on Monday?", "What is the weather in Paris on Tuesday?", "words"),
         ("Translate this from French to German", "Translate this from German to French", ""),
         ("Is it safe to take this with food?", "Is it not safe to take this with food?", "negation"),
     ],
@@ -210,7 +220,7 @@ async def test_a_client_may_lower_the_risk_and_not_raise_it(semantic: SemanticSt
     for question in (AGAIN, ASKED.lower()):
         assert (await client.post(chat(question), x_keepgate_max_risk="0")).cache == "miss"
     await until_known(client, 3)
-    assert (await client.post(chat("Please, how can I reset my password?"), x_keepgate_max_risk="1")).cache == "hit"
+    assert (await client.post(chat(ONCE_MORE), x_keepgate_max_risk="1")).cache == "hit"
 
 
 @pytest.mark.parametrize("said", ["2", "-0.1", "nan", "low", "", "1e400"])
@@ -251,7 +261,7 @@ async def test_a_rejected_answer_is_not_served_from_another_entry(semantic: Sema
     """A question whose hit was rejected is computed and not served from another entry."""
     client = await semantic.gateway(mock)
     await learned(client, chat(ASKED))
-    await client.post(chat("How might I reset my password?"), x_keepgate_max_risk="0")
+    await client.post(chat(ONCE_MORE), x_keepgate_max_risk="0")
     await until_known(client, 2)
     hit = await client.post(chat(AGAIN))
     assert hit.headers["x-keepgate-layer"] == "semantic"
@@ -293,7 +303,7 @@ async def test_a_stream_and_a_plain_request_get_one_anothers_answers(
     client = await semantic.gateway(mock)
     await learned(client, chat(ASKED, stream=True))
     whole = await client.post(chat(AGAIN))
-    streamed = await client.post(chat("Please, how can I reset my password?", stream=True))
+    streamed = await client.post(chat(ONCE_MORE, stream=True))
 
     assert (whole.cache, streamed.cache) == ("hit", "hit")
     assert whole.text == streamed.text == ANSWER

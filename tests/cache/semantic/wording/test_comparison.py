@@ -175,3 +175,13 @@ def test_real_neighbours_mostly_pass(dataset: str, passing: float, stopped: floa
                 counts[row["same_intent"] == "1", wording(row["asked"], row["cached"])[0] is not None] += 1
     assert counts[True, True] / (counts[True, True] + counts[True, False]) >= passing
     assert counts[False, False] / (counts[False, True] + counts[False, False]) >= stopped
+
+
+@pytest.mark.parametrize(
+    ("asked", "cached"),
+    [("\N{THUMBS UP SIGN}", "\N{THUMBS DOWN SIGN}"), ("שלום", "לא"), ("-", "\u2028"), ("yes", "no thanks")],
+)
+def test_a_word_or_two_are_answered_for_themselves_only(asked: str, cached: str) -> None:
+    """Vectors of characters that a model does not know are equal."""
+    assert wording(asked, cached)[0] is None
+    assert wording(asked, asked)[0] == 0
