@@ -40,6 +40,7 @@ _THRESHOLDS = (0.999, *(percent / 100 for percent in range(99, 59, -1)))
 # How many times the hits of the best static threshold, for each stream.
 _MIN_GAIN = {"Banking77": 1.3, "CLINC150": 1.3, "sparse": 0.9}
 _LONG = ("all of Banking77", "all of CLINC150")
+_LONG_ORDERS = 3
 _MIN_HITS = {
     "Banking77": 0.40,
     "CLINC150": 0.40,
@@ -57,21 +58,21 @@ _OTHER_JUDGES = (
     SimulatedJudge("silent on 15 %, on 50 % of the hard ones", _JUDGE.error, unsure=0.15, unsure_if_hard=0.5),
 )
 _METHOD = """\
-Questions of the test splits, in {orders} random orders each; the posterior, its features and the ledger were chosen
-on the training splits; what the comparison of texts adds, and how careful the policy is, had these in view. Banking77
-has {banking} requests, CLINC150 {clinc} (a hit on a question out of scope is wrong). Half unrepeatable is both together
-({half}), where for every second intent each question wants an answer of its own; sparse is both together with at most a
-dozen questions an intent ({sparse}). All of Banking77 ({long_banking}) and of CLINC150 ({long_clinc}) are both splits
-together. Each starts with an empty cache and an ignorant policy. Embedded with the default model, exact search, texts
-compared as in production. The judge of answers is simulated: recall .98, false "same" .01, which the policy knows;
-audits at most {audits:.0%} of requests. "On written answers" means that the default judge compares them: one for each
-intent of Banking77, with a case number where a question wants its own. "Worst order" and "mean" are over the orders.
-What a veto withheld is what the policy would have served without it, in half of the orders. Gain: hits over those of
-the best of {thresholds} static thresholds of similarity, chosen in hindsight for each order among those that are wrong
-no more often than the policy was; plain ones, without vetoes, are what other caches do. "That are wrong in delta":
-against the best threshold that is wrong no more often than delta; the policy spends less than its budget, the hindsight
-all of it. vCache is arXiv 2502.03771, without vetoes and storing only questions whose answer is new, which serves it
-best."""
+Questions of the test splits, in {orders} random orders each; the posterior, its features and the ledger were chosen on
+the training splits; what the comparison of texts adds, and how careful the policy is, had these in view. Banking77 has
+{banking} requests, CLINC150 {clinc} (a hit on a question out of scope is wrong). Half unrepeatable is both together
+({half}), where for every second intent each question wants an answer of its own; sparse is both together with at most
+a dozen questions an intent ({sparse}). All of Banking77 ({long_banking}) and of CLINC150 ({long_clinc}) are both
+splits together, in {long_orders}. Each starts with an empty cache and an ignorant policy. Embedded with the default
+model, exact search, texts compared as in production. The judge of answers is simulated: recall .98, false "same" .01,
+which the policy knows; audits at most {audits:.0%} of requests. "On written answers" means that the default judge
+compares them: one for each intent of Banking77, with a case number where a question wants its own. "Worst order" and
+"mean" are over the orders. What a veto withheld is what the policy would have served without it, in half of the
+orders. Gain: hits over those of the best of {thresholds} static thresholds of similarity, chosen in hindsight for each
+order among those that are wrong no more often than the policy was; plain ones, without vetoes, are what other caches
+do. "That are wrong in delta": against the best threshold that is wrong no more often than delta; the policy spends
+less than its budget, the hindsight all of it. vCache is arXiv 2502.03771, without vetoes and storing only questions
+whose answer is new, which serves it best."""
 
 
 async def measure(quick: bool) -> Figure:
@@ -82,18 +83,16 @@ def _measure(orders: int, quick: bool) -> Figure:
     streams = _streams()
     rows: list[Row] = []
     for name, stream in streams.items():
+        if name in _LONG:
+            rows += _long_rows(name, stream, min(orders, _LONG_ORDERS))
+            continue
         for delta in _DELTAS:
             runs = [_budget(stream, order, delta, _JUDGE) for order in range(orders)]
             rows += _wrong_rows(f"{name}, delta {delta}", delta, runs)
             if delta == _COMPARED:
                 rows.append(_hits_row(name, runs, _MIN_HITS[name]))
-                rows += [] if name in _LONG else _gain_rows(name, stream, [run.outcome for run in runs])
+                rows += _gain_rows(name, stream, [run.outcome for run in runs])
         rows += _veto_rows(name, stream, orders // 2)
-        if name in _LONG:
-            runs = [_budget(stream, order, _COMPARED, _POOR_JUDGE) for order in range(orders // 2)]
-            what = f"{name}, judge {_POOR_JUDGE.name}"
-            rows += [*_wrong_rows(what, _COMPARED, runs), _hits_row(what, runs, _MIN_HITS_OF_A_POOR_JUDGE[name])]
-            continue
         rows.append(_vcache_row(name, stream, 1 if quick else orders // 3))
         for judge in _OTHER_JUDGES:
             runs = [_budget(stream, order, _COMPARED, judge) for order in range(1 if quick else orders // 2)]
@@ -108,6 +107,7 @@ def _measure(orders: int, quick: bool) -> Figure:
         sparse=sizes[3],
         long_banking=sizes[4],
         long_clinc=sizes[5],
+        long_orders=_LONG_ORDERS,
         audits=AUDIT_SHARE,
         thresholds=len(_THRESHOLDS),
     )
@@ -134,6 +134,15 @@ def _streams() -> dict[str, Stream]:
         name: Stream(questions, np.stack([by_text[text] for text in questions.texts]))
         for name, questions in asked.items()
     }
+
+
+def _long_rows(name: str, stream: Stream, orders: int) -> list[Row]:
+    rows = []
+    for judge, least in ((_JUDGE, _MIN_HITS), (_POOR_JUDGE, _MIN_HITS_OF_A_POOR_JUDGE)):
+        runs = [_budget(stream, order, _COMPARED, judge) for order in range(orders)]
+        what = name if judge is _JUDGE else f"{name}, judge {judge.name}"
+        rows += [*_wrong_rows(f"{what}, delta {_COMPARED}", _COMPARED, runs), _hits_row(what, runs, least[name])]
+    return rows + _veto_rows(name, stream, 1)
 
 
 def _judged_rows(orders: int) -> list[Row]:
