@@ -66,6 +66,7 @@ from cache.semantic.service.records import Record
 from cache.semantic.service.semantic_cache import SemanticCache
 from cache.semantic.service.server import serving
 from cache.semantic.service.sharing import Sharing
+from cache.semantic.wording.language import load as load_languages
 from cache.stores.encryption import Encryption, encryption_with
 from cache.stores.memory import MemoryStore
 from cache.stores.redis_store import open_redis_store, open_topology
@@ -171,6 +172,7 @@ async def open_service(config: Config, load: Load) -> AsyncIterator[Service]:
         )
         await stack.enter_async_context(serving(service.socket, service.handle))
         await asyncio.to_thread(load_words)
+        await asyncio.to_thread(load_languages)
         source = _server(config) if config.model_url else functools.partial(load, config.model, config.model_prompt)
         waiting, asking = config.deadline * _SHARE_FOR_WAITING, config.deadline * _SHARE_FOR_ASKING
         embedders = await stack.enter_async_context(open_embedders(source, waiting, asking))

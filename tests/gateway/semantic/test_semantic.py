@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from cache.entries.key import namespace_for
+from cache.semantic.wording import language
 from gateway.upstreams.mock import MockUpstream, Reply
 from tests.cache.valkey import Valkey
 from tests.gateway.client import COMPLETIONS, Client, chat
@@ -474,3 +475,11 @@ async def test_what_was_learned_outlives_a_restart(semantic: SemanticStage, mock
 
     await until_figure(other, "policy.labels", 1)
     assert (await other.post(chat(ASKED.lower()))).headers["x-keepgate-layer"] == "normalized"
+
+
+async def test_what_a_lookup_reads_is_there_before_the_first_question(semantic: SemanticStage) -> None:
+    """A model that is read during a lookup would let all requests miss their deadline for a second."""
+    # The cache of the loaded model is inside: nothing public says when it is read.
+    language._identifier.cache_clear()
+    await semantic.service(**SERVES_ALL)
+    assert language._identifier.cache_info().currsize == 1
