@@ -16,6 +16,7 @@ from tests.gateway.semantic.stage import (
     ANSWER,
     ASKED,
     ONCE_MORE,
+    SERVES_ALL,
     SemanticStage,
     entries,
     figure,
