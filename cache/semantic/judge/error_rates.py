@@ -15,7 +15,7 @@ import numpy as np
 from cache.semantic.judge.answer import AnswerClass
 from cache.semantic.judge.judge import MAX_SCORE
 from cache.semantic.policy.posterior import JudgeError
-from cache.semantic.policy.state import UnusableState, freeze, thaw
+from cache.semantic.policy.state import freeze, thaw
 
 MAX_FALSE_SAME = 0.01
 """The share of different answers that may be called the same."""
@@ -75,6 +75,12 @@ class _Counts(msgspec.Struct, array_like=True):
     unrelated: _Bins = msgspec.field(default_factory=lambda: [0.0] * _BINS)
     unrepeatable: _Count = 0.0
     questions: _Count = 0.0
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(sum(self.same) + sum(self.unrelated) + self.questions):
+            raise ValueError("every count must be finite")
+        if not self.unrepeatable <= self.questions:
+            raise ValueError(f"{self.unrepeatable} of {self.questions} questions cannot be unrepeatable")
 
 
 class _State(msgspec.Struct, frozen=True, array_like=True):
@@ -156,8 +162,6 @@ class ErrorRates:
     def restore(self, state: bytes) -> None:
         """Take over what was counted. Raises UnusableState, and is then as before."""
         found = thaw(state, _STATE, _State)
-        if not all(math.isfinite(n) for c in found.classes.values() for n in (*c.same, *c.unrelated, c.questions)):
-            raise UnusableState("judge's errors: every count must be finite")
         self._classes = OrderedDict(found.classes)
         self._known.clear()
 

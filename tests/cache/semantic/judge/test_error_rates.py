@@ -1,5 +1,6 @@
 """The judge's errors, estimated from pairs of answers of which it is known whether they say the same."""
 
+import math
 import random
 from typing import Literal
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from cache.semantic.judge.answer import AnswerClass
 from cache.semantic.judge.error_rates import PRIOR_ERROR, ErrorRates, JudgedPair, decode_pair
 from cache.semantic.judge.judge import MAX_SCORE
-from cache.semantic.policy.state import UnusableState
+from cache.semantic.policy.state import UnusableState, freeze
 
 SAME_ABOVE = 1.0
 
@@ -135,6 +136,17 @@ def test_a_damaged_state_changes_nothing(state: bytes) -> None:
     with pytest.raises(UnusableState):
         rates.restore(state)
     assert rates.figures() == before
+
+
+@pytest.mark.parametrize(
+    ("unrelated", "unrepeatable", "questions"),
+    [(0.0, 100.0, 0.0), (0.0, 1e9, 1e9 - 500), (0.0, math.nan, 1.0), (0.0, 1.0, math.nan), (math.nan, 0.0, 0.0)],
+)
+def test_impossible_counts_are_refused(unrelated: float, unrepeatable: float, questions: float) -> None:
+    """No more questions than there are have answers that disagree; else no later lookup could be decided."""
+    counts = ([0.0] * 80, [unrelated] * 80, unrepeatable, questions)
+    with pytest.raises(UnusableState):
+        ErrorRates(SAME_ABOVE).restore(freeze("judge's errors", ({"short m": counts},)))
 
 
 def test_names_are_bounded() -> None:
