@@ -45,7 +45,7 @@ def thaw(data: bytes, kind: str, of: type[T]) -> T:
         if frame.kind != kind:
             raise UnusableState(f"{kind}: this is the state of {frame.kind!r}.")
         return msgspec.msgpack.decode(frame.content, type=of)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise UnusableState(f"{kind}: {error}") from error
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -216,3 +217,10 @@ def test_a_label_of_other_features_is_refused_and_teaches_nothing() -> None:
     with pytest.raises(UnusableState, match="3 features"):
         policy.learn(Label("e", 0.9, (1.0, 2.0, 3.0), True, "audit", 0.1, 0.5))
     assert policy.snapshot() == before
+
+
+@pytest.mark.parametrize("content", [b"\x91" * 100_000 + b"\xc0", b"\x95" + b"\x91" * 100_000 + b"\xc0"])
+def test_nesting_without_end_is_refused(content: bytes) -> None:
+    """As content of a label, or within one: it is as unusable as anything else that does not decode."""
+    with pytest.raises(UnusableState, match="label"):
+        decode_label(freeze("label", msgspec.Raw(content)))
