@@ -6,6 +6,7 @@ its scores mean "the same", and the error of its labels (docs/decisions/040-meas
 """
 
 import math
+from bisect import bisect_left
 from collections import OrderedDict
 from typing import Annotated, Literal
 
@@ -37,6 +38,7 @@ _PRIOR_FALSE, _PRIOR_TOLD = 1.0, 99.0
 # Questions whose answers disagree with each other are one in ten until their own say otherwise.
 _PRIOR_UNREPEATABLE, _PRIOR_QUESTIONS = 1.0, 10.0
 _GRID = (np.arange(4096) + 0.5) / 4096
+_LOG_GRID, _LOG_REST = np.log(_GRID), np.log1p(-_GRID)
 
 _Bins = Annotated[
     list[Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]], msgspec.Meta(min_length=_BINS, max_length=_BINS)
@@ -124,11 +126,11 @@ class ErrorRates:
 
     def limit(self, model: str, answers: AnswerClass) -> float:
         """The score above which two answers are called the same."""
-        return self._rates(model, answers)[0]
+        return self._rates(_name(model, answers))[0]
 
     def error(self, model: str, answers: AnswerClass) -> JudgeError:
         """How often what is above the limit, or below, is wrong: upper bounds of recall and false same."""
-        return self._rates(model, answers)[1]
+        return self._rates(_name(model, answers))[1]
 
     def unrepeatable(self, model: str, answers: AnswerClass) -> float:
         """The log odds that a question of which nothing is known has answers that disagree with each other."""
@@ -171,7 +173,7 @@ class ErrorRates:
 
     def _figures(self, name: str, counts: _Counts) -> ClassErrors:
         answers, _, model = name.partition(" ")
-        limit, error = self._measured(counts)
+        limit, error = self._rates(name)
         same = sum(counts.same)
         return ClassErrors(
             model=model,
@@ -185,8 +187,7 @@ class ErrorRates:
             unrepeatable=(counts.unrepeatable + _PRIOR_UNREPEATABLE) / (counts.questions + _PRIOR_QUESTIONS),
         )
 
-    def _rates(self, model: str, answers: AnswerClass) -> tuple[float, JudgeError]:
-        name = _name(model, answers)
+    def _rates(self, name: str) -> tuple[float, JudgeError]:
         if name not in self._known:
             self._known[name] = self._measured(self._classes.get(name) or _Counts())
             if len(self._known) > 2 * _MAX_CLASSES:
@@ -197,15 +198,19 @@ class ErrorRates:
         """The lowest limit, from the fitted one on, above which there are few enough of the unrelated pairs."""
         same, unrelated = sum(counts.same), sum(counts.unrelated)
         first = _bin(self._same_above)
-        for place in range(first, _BINS):
+
+        def upper(place: int) -> float:
             false = sum(counts.unrelated[place:])
-            upper = _upper(false + _PRIOR_FALSE, unrelated - false + _PRIOR_TOLD)
-            if upper <= MAX_FALSE_SAME or false == 0.0:
-                break
+            return _upper(false + _PRIOR_FALSE, unrelated - false + _PRIOR_TOLD)
+
+        def are_few(place: int) -> bool:  # and then they are few above each higher place
+            return not any(counts.unrelated[place:]) or upper(place) <= MAX_FALSE_SAME
+
+        place = first + bisect_left(range(first, _BINS - 1), True, key=are_few)
         found = sum(counts.same[place:])
         recall = _upper(found + _PRIOR_SAME, same - found + _PRIOR_MISSED)
         limit = self._same_above if place == first else place * 2 * MAX_SCORE / _BINS - MAX_SCORE
-        return limit, JudgeError(recall, min(max(upper, MAX_FALSE_SAME), recall / 2))
+        return limit, JudgeError(recall, min(max(upper(place), MAX_FALSE_SAME), recall / 2))
 
 
 def _name(model: str, answers: AnswerClass) -> str:
@@ -218,6 +223,6 @@ def _bin(score: float) -> int:
 
 def _upper(successes: float, failures: float) -> float:
     """The CONFIDENCE quantile of a Beta distribution, within .001."""
-    density = (successes - 1.0) * np.log(_GRID) + (failures - 1.0) * np.log1p(-_GRID)
+    density = (successes - 1.0) * _LOG_GRID + (failures - 1.0) * _LOG_REST
     sums = np.cumsum(np.exp(density - density.max()))
     return float(_GRID[np.searchsorted(sums, CONFIDENCE * sums[-1])])

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cache.semantic.judge import error_rates
 from cache.semantic.judge.answer import AnswerClass
-from cache.semantic.judge.error_rates import PRIOR_ERROR, ErrorRates, JudgedPair, decode_pair
+from cache.semantic.judge.error_rates import MAX_FALSE_SAME, PRIOR_ERROR, ErrorRates, JudgedPair, _upper, decode_pair
 from cache.semantic.judge.judge import MAX_SCORE
 from cache.semantic.policy.state import UnusableState, freeze
 
@@ -136,6 +137,36 @@ def test_a_damaged_state_changes_nothing(state: bytes) -> None:
     with pytest.raises(UnusableState):
         rates.restore(state)
     assert rates.figures() == before
+
+
+def test_the_limit_is_the_lowest_that_will_do() -> None:
+    """As a search of every place finds it, with bounds that are measured anew only for what was counted since."""
+    measured: list[float] = []
+
+    def upper(successes: float, failures: float) -> float:
+        measured.append(successes)
+        return _upper(successes, failures)
+
+    chance = random.Random(1)  # noqa: S311  # reproducible
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(error_rates, "_upper", upper)
+        for _ in range(20):
+            mean, spread = chance.uniform(-9, 9), chance.uniform(0.1, 4)
+            scores = [max(-9.9, min(9.9, chance.gauss(mean, spread))) for _ in range(chance.choice([10, 300, 900]))]
+            rates = counted([pair(score, "unrelated") for score in scores])
+            measured.clear()
+            limit = rates.limit("m", "prose")
+            assert len(measured) <= 10
+            false = [sum(int((score + 10) * 4) >= place for score in scores) for place in range(80)]
+            low = [not n or _upper(n + 1, len(scores) - n + 99) <= MAX_FALSE_SAME for n in false]
+            assert limit == next((place / 4 - 10 for place in range(44, 79) if low[place]), 79 / 4 - 10)
+            known = rates.figures()
+            measured.clear()
+            assert rates.figures() == known
+            assert not measured
+            rates.count(pair(0.0, answers="code"))
+            assert [each.answers for each in rates.figures()] == ["prose", "code"]
+            assert len(measured) <= 10
 
 
 @pytest.mark.parametrize(
