@@ -41,10 +41,10 @@ def max_risk(delta: float) -> float:
 class BudgetPolicy:
     """Serves the safest neighbours until `delta` of all requests may have got a wrong answer.
 
-    Three corrections keep the promise where a plain posterior breaks it: the risk is taken one standard deviation
-    too high, it is multiplied by how many times as many wrong answers judgements found as were expected (Calibration),
-    and what was spent is kept in a ledger (see there how the budget is spent). An answer that was found wrong is out of
-    service until it is vindicated.
+    Three corrections keep the promise where a plain posterior breaks it: the risk is taken three quarters of a standard
+    deviation too high, it is multiplied by how many times as many wrong answers judgements found as were expected
+    (Calibration), and what was spent is kept in a ledger (see there how the budget is spent). An answer that was found
+    wrong is out of service until it is vindicated.
 
     A user's complaint says that one answer was wrong, if it is one at all (somebody else may have asked the same), and
     silence says nothing. So it takes that answer out of service, and teaches the posterior by its chance of having been

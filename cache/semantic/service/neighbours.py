@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
@@ -12,9 +12,10 @@ import numpy.typing as npt
 
 from cache.entries.key import namespace_of
 from cache.semantic.index.index import VectorIndex
-from cache.semantic.policy.policy import NEIGHBOURS, Neighbourhood
+from cache.semantic.policy.policy import NEIGHBOURS, Evidence, Neighbourhood
 from cache.semantic.service.records import Record, Records
 from cache.semantic.wording.comparison import Wording, compare
+from cache.semantic.wording.language import language_of
 from cache.semantic.wording.text import Text
 
 T = TypeVar("T")
@@ -37,17 +38,24 @@ class Neighbours:
     """Records and their vectors, kept consistent with each other.
 
     `counts` says whether a record is from after the last purge of its tenant and model. Records of the tenants in
-    `published` may answer all tenants, once `confirmations` other tenants got the same fresh answer.
+    `published` may answer all tenants, once `confirmations` other tenants got the same fresh answer. `removed` is told
+    the entries that are kept no more.
     """
 
     def __init__(
-        self, index: VectorIndex, counts: Callable[[Record], bool], published: Sequence[str], confirmations: int
+        self,
+        index: VectorIndex,
+        counts: Callable[[Record], bool],
+        published: Sequence[str],
+        confirmations: int,
+        removed: Callable[[Collection[str]], None] = lambda entries: None,
     ) -> None:
         self.records = Records()
         self.index = index
         self._counts = counts
         self._published = frozenset(published)
         self._confirmations = confirmations
+        self._removed = removed
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="index")
 
     async def put(self, record: Record, vector: Vector) -> None:
@@ -73,12 +81,15 @@ class Neighbours:
 
     async def remove(self, entry: str) -> Record | None:
         record = self.records.remove(entry)
+        self._removed((entry,))
         if record is not None:
             await self._run(self._remove, record)
         return record
 
     async def remove_all(self, entries: Sequence[str]) -> None:
         gone = [record for entry in entries if (record := self.records.remove(entry)) is not None]
+        if entries:
+            self._removed(frozenset(entries))
         await self._run(self._remove_all, gone)
 
     async def near(self, partition: str, vector: Vector) -> list[Neighbour]:
@@ -191,6 +202,14 @@ def wording_of(text: str, near: Sequence[Neighbour], members: Sequence[int]) -> 
     return wording if wording.place is None else wording._replace(place=members[wording.place])
 
 
+def vouched(weighed: Evidence, wording: Wording, near: Sequence[Neighbour]) -> Evidence | None:
+    """The evidence for the neighbour that vouches, not always the nearest one with the answer; None if none does."""
+    if wording.place is None:
+        return None
+    record, similarity = near[wording.place]
+    return weighed.with_wording(wording.features)._replace(entry=record.entry, similarity=similarity)
+
+
 _read_short = functools.lru_cache(maxsize=_TEXTS_KEPT)(Text.of)
 
 
@@ -200,4 +219,4 @@ def _read(text: str) -> Text:
 
 def _read_ahead(text: str) -> None:
     if len(text) <= _LONGEST_KEPT:
-        _read_short(text)
+        language_of(_read_short(text).written)

@@ -29,13 +29,13 @@ from cache.semantic.policy.policy import NEIGHBOURS, Policy
 from cache.semantic.policy.threshold import ThresholdPolicy
 from cache.semantic.service.learner import Learner
 from cache.semantic.service.metrics import ServiceMetrics
-from cache.semantic.service.neighbours import Neighbour, Neighbours, Vector, neighbourhood_of, wording_of
+from cache.semantic.service.neighbours import Neighbour, Neighbours, Vector, neighbourhood_of, vouched, wording_of
 from cache.semantic.service.queries import OpenQueries, Query, ServedAnswer, ServedAnswers
 from cache.semantic.service.queues import LookupPriority
 from cache.semantic.service.records import Record
 from cache.semantic.wording.comparison import Wording
 
-_LONG_TEXT = 200
+_LONG_TEXT = 120
 _EXPLAINED = 5
 
 
@@ -110,7 +110,7 @@ class SemanticCache:
                 else:
                     wording = wording_of(ask.text, near, weighed.members)
             place, guard = wording.place, wording.veto
-            evidence = weighed.with_wording(wording.features) if place is not None else None
+            evidence = vouched(weighed, wording, near)
             stored = _stored(near[place or 0], named_features(weighed, wording))
         # A client that no longer waits uses nothing of the budget.
         unwanted = "rejected" if is_disliked else "gone" if ask.key in self._gone else ""
@@ -164,11 +164,12 @@ class SemanticCache:
             ExplainedNeighbour(each.record.entry, each.similarity, refusing)
             for each, refusing in zip(near[:_EXPLAINED], vetoes, strict=True)
         )
-        if wording.place is None:
+        evidence = vouched(weighed, wording, near)
+        if evidence is None:
             return Explanation("", "", None, f"the guard {wording.veto!r} refuses the nearest answer", neighbours)
         policy = ThresholdPolicy(ask.threshold) if ask.threshold else self._policy
-        serve, risk, reason = policy.assess(weighed.with_wording(wording.features), ask.max_risk)
-        return Explanation("semantic" if serve else "", near[wording.place].record.entry, risk, reason, neighbours)
+        serve, risk, reason = policy.assess(evidence, ask.max_risk)
+        return Explanation("semantic" if serve else "", evidence.entry, risk, reason, neighbours)
 
     async def _near(self, partition: str, vector: Vector) -> list[Neighbour]:
         """The neighbours of a question whose answers may go to its tenant, nearest first."""

@@ -23,6 +23,8 @@ FEATURE_NAMES = ("replaced", "inserted", "overlap", "novelty", "overlap²", "nov
 FEATURES = len(FEATURE_NAMES)
 MIN_QUESTIONS = 2
 """So many questions with one answer are enough to leave an added word to the policy."""
+# Signs that are words only beside a number or as the option of a command.
+_OPERATORS = frozenset("-*()!^")
 # A text of so few words says too little to be told from another one that has none of them; it may have none that the
 # embedding model knows, and then all such texts have one vector.
 _SHORT = 2
@@ -74,9 +76,16 @@ def compare(asked: Text, questions: Sequence[Text]) -> Wording:
     replaced = inserted = False
     chosen = next((place for place, found in near if not found.words and not found.moved), None)
     if chosen is None:
+        # What counts, counts of what is said: only a near-copy shows that another number makes no difference.
+        of_near = [frozenset(questions[place].words) for place, _ in near]
         for _, found in near:
-            strange = {word for word in found.added if not any(word in each for each in words)}
-            missing = {word for word in found.removed - ours if all(word in each for each in words)}
+            strange, missing = set(), set()
+            for word in found.words:
+                others = words if _kind({word}, found) == "words" else of_near
+                if word in found.added and not any(word in each for each in others):
+                    strange.add(word)
+                elif word in found.removed - ours and all(word in each for each in others):
+                    missing.add(word)
             if found.moved:
                 return Wording(None, "order", ())
             if missing or (strange and len(words) < MIN_QUESTIONS) or _kind(strange, found) != "words":
@@ -97,9 +106,9 @@ def pair_veto(asked: Text, cached: Text) -> str:
         return "length"
     if asked.verbatim != cached.verbatim:
         ours, theirs = set(asked.verbatim), set(cached.verbatim)
-        if not (ours ^ theirs) or not (
-            are_said(tuple(ours - theirs), cached.written) and are_said(tuple(theirs - ours), asked.written)
-        ):
+        folded = {part.casefold() for part in ours - theirs} & {part.casefold() for part in theirs - ours}
+        are_both_said = are_said(tuple(ours - theirs), cached.written) and are_said(tuple(theirs - ours), asked.written)
+        if ours == theirs or folded or not are_both_said:
             return "verbatim"
     if min(len(asked.words), len(cached.words)) <= _SHORT and set(asked.words).isdisjoint(cached.words):
         return "words"
@@ -112,7 +121,7 @@ def pair_veto(asked: Text, cached: Text) -> str:
 
 def _kind(words: Set[str], found: Difference) -> str:
     """The name of a veto for words that differ."""
-    if any(is_number(word) or word in found.counted for word in words):
+    if any(is_number(word) or word in found.counted or word in _OPERATORS for word in words):
         return "numbers"
     return "words" if words.isdisjoint(_NEGATIONS) else "negation"
 

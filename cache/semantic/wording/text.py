@@ -12,13 +12,17 @@ MAX_WORDS = 100
 
 # One sign for what keyboards and phones write in several ways.
 _PLAIN_SIGNS = str.maketrans(
-    {"\u2019": "'", "\u2018": "'", "\u02bc": "'", "\u00ad": None, "\u200b": None, "\ufeff": None}
+    {"\u2019": "'", "\u2018": "'", "\u02bc": "'", "\u2013": "-", "\u00ad": None, "\u200b": None, "\ufeff": None}
 )
-_WORD = re.compile(rf"\d+(?:[.,:]\d+)*|[{UNDIVIDED}]|(?:(?![{UNDIVIDED}])[^\W\d])+|[^\w\s]")
+# A minus, a product, a bracket or a factorial beside a digit, and an option of a command: -20, 10 - 2, 5!, rm -f.
+_OPERATOR = r"(?:(?<=\d)|(?<=\d\s))[-*()!]|[-*()](?=\s?\d)|(?<!\S)-(?=\w)|(?<!\S)\*(?!\S)"
+_WORD = re.compile(rf"\d+(?:[.,:]\d+)*|[{UNDIVIDED}]|(?:(?![{UNDIVIDED}])[^\W\d])+|{_OPERATOR}|(?![-*()!])[^\w\s]")
 _NOT = re.compile(r"n't\b")
 _SILENT = frozenset(
-    ".,;:!?\"'()[]{}\u2026\u2013\u2014-\u00bf\u00a1\u3001\u3002\u300a\u300b\u300c\u300d\u300e\u300f\u201c\u201d\u201e\u00ab\u00bb*_~`"
+    ".,;:?\"'[]{}\u2026\u2014\u00bf\u00a1\u3001\u3002\u300a\u300b\u300c\u300d\u300e\u300f\u201c\u201d\u201e\u00ab\u00bb_~`"
 )
+# What the compatibility form would make other numbers of: x² is not x2, and 1½ is not 11/2.
+_RAISED = {"<super>": "^", "<sub>": "_", "<fraction>": " "}
 
 
 class Text(msgspec.Struct, frozen=True):
@@ -34,8 +38,15 @@ class Text(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, question: str) -> "Text":
-        """Read `question`, any Unicode string, in time linear in its length."""
+        """Read `question`, any Unicode string, in time linear in its length but for long runs of combining marks."""
         plain = question.translate(_PLAIN_SIGNS)
-        folded = unicodedata.normalize("NFKC", plain).casefold()
+        folded = plain.casefold() if plain.isascii() else unicodedata.normalize("NFKC", _spelt_out(plain)).casefold()
         words = [word for word in _WORD.findall(_NOT.sub(" not", folded)) if word not in _SILENT]
         return cls(plain, tuple(words), verbatim(plain))
+
+
+def _spelt_out(text: str) -> str:
+    return "".join(
+        _RAISED.get(unicodedata.decomposition(sign).partition(" ")[0], "") + sign if sign > "\x7f" else sign
+        for sign in text
+    )

@@ -61,4 +61,4 @@ def _payload(text: str) -> str:
     """What follows the first line or the first ": ", as "Summarize:" and "Translate to French: good night" have it."""
     head, newline, body = text.strip().partition("\n")
     _, *rest = _COLON.split(head, maxsplit=1)
-    return " ".join((rest[0] + newline + body if rest else body).split()).casefold().rstrip(" .?!\u3002\uff1f\uff01")
+    return " ".join((rest[0] + newline + body if rest else body).split()).rstrip(" .?!\u3002\uff1f\uff01")

@@ -185,3 +185,40 @@ def test_a_word_or_two_are_answered_for_themselves_only(asked: str, cached: str)
     """Vectors of characters that a model does not know are equal."""
     assert wording(asked, cached)[0] is None
     assert wording(asked, asked)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "cached", "veto"),
+    [
+        ("is it -20 degrees cold?", "is it 20 degrees cold?", "numbers"),
+        ("What is (1 + 2) * 3?", "What is 1 + (2 * 3)?", "order"),
+        ("What is 2*10?", "What is 2 10?", "numbers"),
+        ("What is 10 - 2?", "What is 10 2?", "numbers"),
+        ("what is 5!", "what is 5", "numbers"),
+        ("what does rm -f do", "what does rm f do", "numbers"),
+        ("What is 2\u00b3?", "What is 23?", "numbers"),
+        ("book a flight from London to Paris tomorrow", "book a flight from Paris to London tomorrow please", "order"),
+        ("Please convert 100 USD to EUR", "convert 100 EUR to USD", "order"),
+        ("cheap flights from New York to Los Angeles", "flights from Los Angeles to New York please", "order"),
+        ("what does 'polish' mean?", "what does 'Polish' mean?", "verbatim"),
+        ("Translate to German: May", "Translate to German: may", "verbatim"),
+    ],
+)
+def test_what_looks_equal_and_is_not_is_vetoed(asked: str, cached: str, veto: str) -> None:
+    """Signs of arithmetic, raised digits, two words that change places beside a filler, capitals in quotations."""
+    assert wording(asked, cached) == wording(cached, asked) == (None, veto)
+
+
+def test_only_a_near_copy_shows_that_a_number_or_a_negation_makes_no_difference() -> None:
+    """Another question with the same answer may say it of something else."""
+    other = "I can not use my new card, how do I get it working?"
+    assert wording("How do I not activate my card?", "How do I activate my card?", other) == (None, "negation")
+    other = "Can I return it after 60 days if I paid in 14 instalments?"
+    assert wording("Can I get a refund after 14 days?", "Can I get a refund after 30 days?", other) == (None, "numbers")
+
+
+@pytest.mark.parametrize("cached", ["I am 18 (eighteen)", "Hello - how are you?", "**How** do I (really) pay?"])
+def test_signs_away_from_numbers_say_nothing(cached: str) -> None:
+    """Dashes, brackets and emphasis of prose."""
+    assert "-" not in Text.of(cached).words
+    assert "*" not in Text.of(cached).words

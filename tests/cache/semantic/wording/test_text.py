@@ -40,7 +40,7 @@ def test_any_text_can_be_read(question: str) -> None:
     ("question", "parts"),
     [
         ('What does "break a leg" mean?', ("break a leg",)),
-        ("Translate to French: Good night!", ("good night",)),
+        ("Translate to French: Good night!", ("Good night",)),
         ("Summarize this\nfirst line\nsecond line", ("first line second line",)),
         ("Email rob@example.com or see https://example.com/a?b=1", ("rob@example.com", "https://example.com/a?b=1")),
         ("What does max_tokens do in parseJson?", ("max_tokens", "parseJson")),
