@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 _CHECK_AFTER_SECONDS = 1.0
 """Integrity is checked after so many seconds without work."""
+_BROKEN_STOP_SECONDS = 15.0
+"""For the thread to end when the runner is lost; it may wait in an operation of a device that nothing ends."""
 NOT_RUNNING = "the engine is not running; try another server, or try again later"
 
 
@@ -168,10 +170,15 @@ class AsyncEngine:
         self._broken, self.unavailable_because = True, reason
 
     async def stop(self) -> None:
-        """Fails all sequences and ends the thread; their outputs arrive before this returns."""
+        """Fails all sequences and ends the thread; their outputs arrive before this returns.
+
+        A thread that is lost with its runner is not waited for longer than some seconds.
+        """
         self._stopping = True
         self._commands.put(None)
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join, _BROKEN_STOP_SECONDS if self._broken else None)
+        if self._thread.is_alive():
+            self._fail_open()
 
     def _work(self) -> None:
         try:

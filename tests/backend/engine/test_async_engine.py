@@ -264,6 +264,22 @@ def test_an_event_loop_that_has_ended_gets_no_outputs(caplog: pytest.LogCaptureF
     assert served.engine.has_work is False
 
 
+async def test_a_lost_step_does_not_keep_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine whose runner is lost stops after some seconds, and its requests fail, although a step never ends."""
+    monkeypatch.setattr(async_engine, "_BROKEN_STOP_SECONDS", 0.05)
+    runner = Held(fused(20))
+    served = AsyncEngine(Engine(runner, 4, 32), 8, lambda _: None)
+    served.start()
+    request = asyncio.create_task(answers(served, sequence([20])))
+    await asyncio.to_thread(runner.has_started.wait)
+    served.mark_lost("rank 1 was killed")
+    async with asyncio.timeout(10):
+        await served.stop()
+        (output,) = await request
+    assert output.finish_reason is FinishReason.FAILED
+    runner.let_go.set()
+
+
 class Padded(Around):
     """A runner that pads each step to a multiple of eight rows."""
 
