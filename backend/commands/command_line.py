@@ -6,6 +6,7 @@ import argparse
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import NoReturn
@@ -32,6 +33,16 @@ def run_command(name: str, command: Callable[[], None], interrupted: str | None 
     Returns:
         The exit status: 0, 1 after an expected error (which includes too little memory), 130 after Ctrl-C.
     """
+    status = _status(name, command, interrupted)
+    if any(thread.name == "nccl-abort" for thread in threading.enumerate()):
+        # `Communicator.abort` leaves these to themselves, and they may wait for ever.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def _status(name: str, command: Callable[[], None], interrupted: str | None) -> int:
     try:
         command()
     except (ModelError, OSError) as error:

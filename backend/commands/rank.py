@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+from typing import NoReturn
 
 from backend.runners.parallel.messages import (
     BEAT_SECONDS,
@@ -34,15 +35,20 @@ def main() -> None:
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     # Before torch is imported, so that rank 0 hears of this process from the beginning.
     threading.Thread(target=_beat, args=(channel,), name="beat", daemon=True).start()
-    status = 1
     try:
         _compute(channel)
     except (EOFError, ConnectionError):
-        status = 0
+        _end(0)
     except Exception as error:  # noqa: BLE001 - rank 0 is told
         with contextlib.suppress(OSError):  # rank 0 is gone
             channel.send(_error(error))
-    # Not by the interpreter's end: threads of gloo may wait for ranks that are gone.
+        _end(1)
+
+
+def _end(status: int) -> NoReturn:
+    """Not by the interpreter's end, for threads of gloo may wait for ranks that are gone; and while the exception holds
+    what was computed with, for to free NCCL's groups waits until all recordings of them are freed.
+    """
     sys.stderr.flush()
     os._exit(status)
 

@@ -28,7 +28,8 @@ class PeerLost(Exception):
 class Communicator:
     """Connects a rank with the others, on this host alone. One thread calls it, and all ranks in the same order.
 
-    On a device no operation but `finish` waits for the others: the device does.
+    On a device no operation but `finish` waits for the others: the device does. The first one of a group waits for all
+    of its ranks, without a deadline.
 
     Args:
         rendezvous: a file that does not exist, or that other ranks of the same engine have made.
@@ -68,6 +69,8 @@ class Communicator:
                 self._stage = GroupExchange(own, part.tensor_rank)
         if device.type == "cuda":
             self._check_sum()
+        self._check_links()
+        self.finish()
 
     def sum(self, addend: torch.Tensor) -> torch.Tensor:
         """The sum over the ranks of the stage, in the place of the addend; the same bits in each of them.
@@ -77,7 +80,7 @@ class Communicator:
         """
         addend = addend.contiguous()
         if self._stage is not None:
-            with _peer_lost():
+            with self._operation():
                 self._stage.add(addend)
         return addend
 
@@ -88,13 +91,13 @@ class Communicator:
         """
         if self._stage is None:
             return part
-        with _peer_lost():
+        with self._operation():
             return self._stage.gather(part, widths)
 
     def least(self, number: int) -> int:
         """The least of the numbers of all ranks. Raises as `sum`."""
         numbers = torch.tensor([number])
-        with _peer_lost():
+        with self._operation():
             self._all.allreduce([numbers], ReduceOp.MIN).wait()
         return int(numbers)
 
@@ -106,11 +109,11 @@ class Communicator:
         tensor = tensor.contiguous()
         if not tensor.numel():
             return lambda: None
-        with _peer_lost():
+        with self._operation():
             work = self._tensors.send([tensor], rank, 0)
 
         def wait() -> None:
-            with _peer_lost():
+            with self._operation():
                 work.wait()
             del tensor_held[:]
 
@@ -121,7 +124,7 @@ class Communicator:
         """A tensor that another rank sends; its rank sends in the same order as this one receives. Raises as `sum`."""
         tensor = torch.empty(shape, dtype=dtype, device=self._device)
         if tensor.numel():
-            with _peer_lost():
+            with self._operation():
                 self._tensors.recv([tensor], rank, 0).wait()
         return tensor
 
@@ -149,27 +152,63 @@ class Communicator:
         self._aborted = True
         if isinstance(self._stage, SharedExchange):
             self._stage.abort()
-        # Apart, for NCCL may wait for the device.
-        for group in self._device_groups:
+        # Apart, for NCCL waits until no graph is left in which it was recorded. Each thread keeps its group alive: what
+        # frees one that is not aborted would wait likewise.
+        groups, self._device_groups = self._device_groups, []
+        for group in groups:
             threading.Thread(target=group.abort, name="nccl-abort", daemon=True).start()
 
     def close(self) -> None:
         """Ends the connections; others that wait for this rank to send or to receive get PeerLost."""
-        for group in self._groups if self._aborted else self._groups + self._device_groups:
+        self.abort()
+        for group in self._groups:
             group.abort()
 
+    @contextmanager
+    def _operation(self) -> Iterator[None]:
+        """One with other ranks. None begins after `abort`: it would wait for a lock that NCCL holds meanwhile."""
+        if self._aborted:
+            raise PeerLost("an operation was given up")
+        with _peer_lost():
+            yield
+
     def _check_sum(self) -> None:
-        """A first sum among devices: connections between them that do not work are noticed here, within a minute."""
+        """A first sum among devices: connections between them that do not work are noticed here."""
         total = self.sum(torch.ones(1, device=self._device))
         self.finish()
         if int(total) != self._part.tensor_ranks:
             raise PeerLost(f"the sum of {self._part.tensor_ranks} ones over NCCL is {int(total)}")
 
+    def _check_links(self) -> None:
+        """A first number from each stage to the next one, and from the last one to rank 0; see `_check_sum`."""
+        part = self._part
+        last = part.tensor_ranks * (part.stages - 1)
+        if part.stages == 1:
+            return
+        own = torch.full((1,), part.rank, device=self._device)
+        if not part.is_first:
+            self._check_sent(part.rank - part.tensor_ranks)
+        if not part.is_last:
+            self.send(own, part.rank + part.tensor_ranks)()
+        elif part.rank == last:
+            self.send(own, 0)()
+        if part.rank == 0:
+            self._check_sent(last)
+
+    def _check_sent(self, rank: int) -> None:
+        got = self.receive((1,), torch.int64, rank)
+        self.finish()
+        if int(got) != rank:
+            raise PeerLost(f"rank {rank} has sent its number, and {int(got)} has arrived")
+
 
 @contextmanager
 def _peer_lost() -> Iterator[None]:
-    """torch raises RuntimeError for a connection that is closed, refused or too slow."""
+    """torch raises RuntimeError for a connection that is closed, refused or too slow; NCCL's own reason comes last."""
     try:
         yield
+    except (torch.cuda.OutOfMemoryError, torch.AcceleratorError):  # of this rank's device
+        raise
     except (RuntimeError, Unanswered) as error:
-        raise PeerLost(str(error).partition("\n")[0]) from error
+        text = str(error)
+        raise PeerLost((text.partition("Last error:")[2].strip() or text).partition("\n")[0]) from error

@@ -135,4 +135,4 @@ def _refused() -> Iterator[None]:
     try:
         yield
     except RunnerUnavailable as reason:
-        raise ModelError(f"--device cuda: {reason}; expected cpu") from reason
+        raise ModelError(f"ranks cannot compute on devices: {reason}; expected --device cpu") from reason

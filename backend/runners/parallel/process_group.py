@@ -36,8 +36,10 @@ def process_group(store: Store, name: str, rank: int, size: int, device: torch.d
 def _nccl(store: Store, rank: int, size: int) -> Any:
     from torch._C._distributed_c10d import ProcessGroupNCCL  # only builds for CUDA have it
 
-    # torch would end this process when another one has gone; `RankProcesses` says which, and ends all of them.
-    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+    # torch would end this process when another one has gone, when an operation has failed on the device, or when its
+    # watcher has waited for minutes; `RankProcesses` says which rank it was, and ends all of them.
+    for what in ("ASYNC_ERROR_HANDLING", "RETHROW_CUDA_ERRORS", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT"):
+        os.environ[f"TORCH_NCCL_{what}"] = "0"
     os.environ.setdefault("NCCL_SOCKET_IFNAME", _LOOPBACK_INTERFACE)
     options = ProcessGroupNCCL.Options()
     options._timeout = TIMEOUT

@@ -11,6 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
 
 from backend.engine.model_runner import StepInput
 from backend.errors import EngineLost
@@ -26,11 +28,14 @@ _START_SECONDS = 3600.0
 _CONNECT_SECONDS = 900.0
 """For connecting, and on devices for moving the weights there and recording decode steps. What an operation with
 another rank waits is less."""
+_JOIN_SECONDS = 120.0
+"""For rank 0 to reach all of the others; gloo ends its own waits in half of it, NCCL never."""
 _LOOK_SECONDS = 0.2
 _SETTLE_SECONDS = 2.0
 """When a rank loses another one, so long that one's own end is waited for, which says more."""
 _STOP_SECONDS = 2.0
 _STDERR = 2
+_Connection = TypeVar("_Connection")
 _PROGRAM = ("-P", "-m", "backend.commands.rank")
 
 
@@ -99,9 +104,34 @@ class RankProcesses:
         self._wait(lambda rank: rank.is_loaded, _START_SECONDS, "loaded its weights")
         return [rank.about for rank in self._ranks]
 
-    def connect(self) -> None:
-        """Tells them to connect; rank 0 has to do so as well now."""
+    def connect(self, title: str, own: Callable[[], _Connection], seconds: float = _JOIN_SECONDS) -> _Connection:
+        """Tells them to connect, and returns what rank 0 gets when it does so as well.
+
+        Args:
+            title: of rank 0.
+            own: connects rank 0, in a thread of its own, for it may wait for a lost rank for ever.
+
+        Raises:
+            EngineLost: a rank has ended meanwhile, or it takes longer than ``seconds``.
+        """
         self.broadcast(Connect())
+        connected: Future[_Connection] = Future()
+
+        def work() -> None:
+            try:
+                connected.set_result(own())
+            except Exception as error:  # noqa: BLE001 - the caller gets it
+                connected.set_exception(error)
+            with self._failed:
+                self._failed.notify_all()
+
+        threading.Thread(target=work, name="connect", daemon=True).start()
+        with self._failed:
+            self._failed.wait_for(lambda: self.failure is not None or connected.done(), seconds)
+        if not connected.done():
+            self.fail(f"{title} has not reached the other ranks within {seconds:g} s")
+            raise EngineLost(self.failure or title)
+        return connected.result()
 
     def wait_connected(self) -> None:
         """Waits until each rank is ready for steps. Raises as `wait_loaded`."""

@@ -80,14 +80,18 @@ class ParallelRunner:
                 check_part(jobs[0], weights)
             self.abouts: Sequence[object] = self.ranks.wait_loaded()
             """What the other ranks say of their weights."""
-            self.ranks.connect()
             try:
-                self._communicator = connect(jobs[0])
+                self._communicator = self.ranks.connect(jobs[0].part.title, lambda: connect(jobs[0]))
                 self.ranks.on_failure(lambda _: self._communicator.abort())
                 stack.callback(self._communicator.close)
                 self._part = build_part(jobs[0], weights, self._communicator, progress)
             except PeerLost as error:
                 raise self.ranks.lost(str(error)) from error
+            except Exception as error:
+                # What is computed here of the operations of a lost rank is wrong, or cannot be recorded.
+                if self.ranks.failure is None:
+                    raise
+                raise EngineLost(self.ranks.failure) from error
             self.ranks.wait_connected()
             self._open = stack.pop_all()
         one = self._part.runner

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from backend.engine.model_runner import StepInput
 from backend.errors import EngineLost
+from backend.runners.parallel.ranks import RankProcesses
 from backend.runners.parallel.runner import ParallelRunner
 from tests.backend.random_models import KINDS, Paged, random_tokens, save, step_of
 from tests.backend.runners.parallel.ranks import many_ranks
@@ -128,6 +129,28 @@ def test_an_error_in_a_step_ends_the_engine(four_ranks: ParallelRunner) -> None:
     with pytest.raises(EngineLost, match=r"rank \d \(stage . of 2, part . of 2\): IndexError"):
         four_ranks.run(beyond)
     assert time.monotonic() - began < SECONDS
+
+
+def test_a_connection_that_is_never_made_ends_at_its_deadline() -> None:
+    """The error names the rank that waits; one of another rank ends the wait before."""
+    never = threading.Event()
+    ranks = RankProcesses([], [])
+    title = "rank 0 (part 1 of 2)"
+    assert ranks.connect(title, lambda: 7) == 7
+    with pytest.raises(EngineLost, match=r"^rank 0 \(part 1 of 2\) has not reached the other ranks within 0\.05 s$"):
+        ranks.connect(title, never.wait, 0.05)
+    ranks.close()
+
+    ranks = RankProcesses([], [])
+
+    def lose() -> bool:
+        ranks.fail("rank 1 (part 2 of 2) was killed by SIGKILL")
+        return never.wait()
+
+    with pytest.raises(EngineLost, match=r"^rank 1 .* was killed by SIGKILL$"):
+        ranks.connect(title, lose)
+    ranks.close()
+    never.set()
 
 
 def test_a_rank_that_cannot_load_is_named(directory: Path, tmp_path: Path) -> None:
