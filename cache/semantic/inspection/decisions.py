@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -107,6 +107,17 @@ class Decisions:
                     return DecisionsReply(tuple(found), found[-1].id)
                 found.append(shown)
         return DecisionsReply(tuple(found), 0)
+
+    def forget_texts(self, entries: Collection[str]) -> None:
+        """Drop both texts where one is the question of an entry that is kept no more."""
+        for shown in self._shown:
+            if shown.entry in entries or shown.key in entries:
+                shown.question = shown.stored_question = None
+
+    def forget_all_texts(self) -> None:
+        """After a purge: a question may belong to what was purged without an entry of its own here."""
+        for shown in self._shown:
+            shown.question = shown.stored_question = None
 
     async def what_if(self, wanted: WhatIfRequest) -> WhatIfReply:
         if self._what_if is None:

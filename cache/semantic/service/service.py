@@ -138,8 +138,10 @@ class Service:
                 await self._cache.unused(message)
             case EntryDeleted():
                 await self._cache.forget(message)
+                self._cache.decisions.forget_texts((message.entry,))
             case Purged():
                 await self._cache.purged(message)
+                self._cache.decisions.forget_all_texts()
         return None
 
     async def _ask(self, cache: SemanticCache, ask: LookupRequest) -> Reply:
@@ -205,7 +207,15 @@ async def _running(config: Config, embedders: Embedders, judging: Embedder, serv
         shared = await stack.enter_async_context(_log(config.redis, model, encryption))
         judge = await stack.enter_async_context(make_judge(config, judging))
         policy = make_policy(config, random.Random())  # noqa: S311  # which hits are audited is no secret
-        neighbours = Neighbours(VectorIndex(model.dimensions), _counter(store), config.published, config.confirmations)
+        what_if = WhatIf(config.delta, PRIOR_ERROR) if config.policy == "budget" else None
+        decisions = Decisions(what_if, config.show_questions)
+        neighbours = Neighbours(
+            VectorIndex(model.dimensions),
+            _counter(store),
+            config.published,
+            config.confirmations,
+            decisions.forget_texts,
+        )
         stack.push_async_callback(asyncio.to_thread, neighbours.close)
         errors = ErrorRates(judge.same_above)
         judge_name = f"judge:{config.judge}:{config.judge_model or model.fingerprint}"
@@ -215,15 +225,13 @@ async def _running(config: Config, embedders: Embedders, judging: Embedder, serv
         learner = Learner(
             patient, neighbours, Answers(store), judge, judge_budget, labels, shared, figures, priority, config.capacity
         )
-        what_if = WhatIf(config.delta, PRIOR_ERROR) if config.policy == "budget" else None
-        decisions = Decisions(what_if, config.show_questions)
         cache = SemanticCache(
             embedder, neighbours, policy, errors, learner, decisions, figures, priority, shares_purges=store is not None
         )
         works = [
             *(watch() for watch in embedders.watches),
             learner.work(),
-            _maintain(neighbours, learner, store, config.capacity),
+            _maintain(neighbours, learner, decisions, store, config.capacity),
         ]
         sharing = None
         if shared is not None and store is not None:
@@ -291,7 +299,9 @@ def _counter(store: ExactCache | None) -> Callable[[Record], bool]:
     )
 
 
-async def _maintain(neighbours: Neighbours, learner: Learner, store: ExactCache | None, capacity: int) -> None:
+async def _maintain(
+    neighbours: Neighbours, learner: Learner, decisions: Decisions, store: ExactCache | None, capacity: int
+) -> None:
     """Removes expired and purged records, and those of others beyond this process's capacity."""
     purges = 0
     while True:
@@ -302,6 +312,7 @@ async def _maintain(neighbours: Neighbours, learner: Learner, store: ExactCache 
         if store is not None and store.purges != purges:
             purges = store.purges
             await learner.discard(await neighbours.purged())
+            decisions.forget_all_texts()
 
 
 def _figures(

@@ -131,6 +131,48 @@ async def test_texts_are_shown_only_where_the_operator_says_so(semantic: Semanti
         assert (shown["question"], shown["stored_question"]) == texts
 
 
+@pytest.mark.parametrize("end", ["/entries/{stored}", "/entries/{own}", "?layer=semantic", "", "expires"])
+async def test_texts_go_with_what_they_belong_to(semantic: SemanticStage, mock: MockUpstream, end: str) -> None:
+    """With the stored entry, with the question's own, with a purge, and when the answer expires; no others do."""
+    lives: dict[str, Any] = {"cache": {"ttl": 4.0}} if end == "expires" else {}  # to be seen on a busy machine
+    client = await semantic.gateway(mock, semantic={"show_questions": True, "threshold": 0.99}, **lives)
+    first = await client.post(chat(ASKED))
+    await until_known(client, 1)
+    second = await client.post(chat(LIKE_IT))
+    await until_known(client, 2)
+    assert (await decisions(client))[0]["question"] == LIKE_IT
+    other = await client.post(chat("Who painted the ceiling of the Sistine Chapel?"))
+    await until_known(client, 3)
+    await client.send("DELETE", f"/v1/cache/entries/{other.entry}")
+    await until_known(client, 2)
+    assert (await decisions(client))[0]["question"] == LIKE_IT
+    if end != "expires":
+        await client.send("DELETE", "/v1/cache" + end.format(stored=first.entry, own=second.entry))
+
+    async def are_gone() -> bool:
+        (shown,) = await decisions(client)
+        return shown["question"] is shown["stored_question"] is None
+
+    await until(are_gone, DEADLINE)
+
+
+async def test_texts_go_with_a_purge_on_another_host(
+    semantic: SemanticStage, mock: MockUpstream, valkey: Valkey
+) -> None:
+    """Each process hears of it by Redis."""
+    one, other = [await semantic.gateway(mock, redis=valkey.url, semantic={"show_questions": True}) for _ in range(2)]
+    await one.post(chat(ASKED))
+    await until_known(one, 1)
+    await one.post(chat(LIKE_IT))
+    assert (await decisions(one))[0]["question"] == LIKE_IT
+    await other.send("DELETE", "/v1/cache")
+
+    async def are_gone() -> bool:
+        return (await decisions(one))[0]["question"] is None
+
+    await until(are_gone, DEADLINE)
+
+
 async def test_no_text_of_a_decision_is_in_a_log(
     semantic: SemanticStage, mock: MockUpstream, caplog: pytest.LogCaptureFixture
 ) -> None:
