@@ -41,7 +41,7 @@ def thaw(data: bytes, kind: str, of: type[T]) -> T:
     try:
         frame = _frames.decode(data[start:])
         if frame.version != VERSION:
-            raise UnusableState(f"{kind}: written in version {frame.version}; this one reads version {VERSION}.")
+            raise OtherVersion(kind, frame.version)
         if frame.kind != kind:
             raise UnusableState(f"{kind}: this is the state of {frame.kind!r}.")
         return msgspec.msgpack.decode(frame.content, type=of)
@@ -54,3 +54,11 @@ class UnusableState(CacheError):
 
     The message says which. A policy that raises it is as it was before; the answer to it is a cold start.
     """
+
+
+class OtherVersion(UnusableState):
+    """What another version of the program has written, as it does while processes are updated one by one."""
+
+    def __init__(self, kind: str, version: int) -> None:
+        super().__init__(f"{kind}: written in version {version}; this one reads version {VERSION}.")
+        self.version = version

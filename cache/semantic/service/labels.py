@@ -1,13 +1,14 @@
 """Labels for the policy and pairs for the judge's errors: every process learns the same ones in the same order."""
 
 import logging
+from collections import Counter
 
 import msgspec
 
 from cache.semantic.judge.error_rates import ErrorRates, JudgedPair, decode_pair
 from cache.semantic.policy.label import Label, decode_label, encode_label
 from cache.semantic.policy.policy import Policy
-from cache.semantic.policy.state import UnusableState
+from cache.semantic.policy.state import OtherVersion, UnusableState
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,8 @@ class Labels:
         self.name = name
         self.errors = errors
         self.count = 0
+        self.of_other_versions: Counter[int] = Counter()
+        """Labels that were ignored, by the version that has written them."""
         self._policy = policy
         self._judge = judge
 
@@ -42,6 +45,10 @@ class Labels:
                 self.learn(decode_label(learned))
             elif name == self._judge:
                 self.learn(decode_pair(learned))
+        except OtherVersion as error:
+            self.of_other_versions[error.version] += 1
+            if self.of_other_versions[error.version] == 1:  # there may be as many as the stream is long
+                log.warning("ignoring labels in redis: %s", error)
         except (msgspec.DecodeError, UnicodeDecodeError, UnusableState) as error:
             log.warning("ignoring a label in redis: %s", error)
 

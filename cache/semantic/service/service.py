@@ -244,7 +244,7 @@ async def _running(config: Config, embedders: Embedders, judging: Embedder, serv
         def describe() -> Stats | Refused:
             if not config.model_url and embedder.seconds_under_way > _STUCK_SECONDS:
                 return Refused("the embedding model does not answer")
-            return Stats(_figures(cache, neighbours, policy, judge, errors, embedders, sharing, shared))
+            return Stats(_figures(cache, neighbours, policy, judge, labels, embedders, sharing, shared))
 
         async with _tasks(works):
             await service.begin(cache, describe)
@@ -320,7 +320,7 @@ def _figures(
     neighbours: Neighbours,
     policy: Policy,
     judge: Judge,
-    errors: ErrorRates,
+    labels: Labels,
     embedders: Embedders,
     sharing: Sharing | None,
     shared: RecordLog | None,
@@ -337,8 +337,9 @@ def _figures(
         "reembedding": {"left": 0, "done": 0, "failed": 0} if sharing is None else sharing.reembedding(),
         "writes_dropped": 0 if shared is None else shared.dropped,
         "corrupt_records": 0 if shared is None else shared.corrupt,
+        "labels_of_other_versions": labels.of_other_versions.total(),
         "judge_failures": judge.failures,
-        "judge": [msgspec.structs.asdict(figures) for figures in errors.figures()],
+        "judge": [msgspec.structs.asdict(figures) for figures in labels.errors.figures()],
         "policy": policy.figures(),
         "reliability": policy.reliability(),
         **cache.figures.as_dict(),

@@ -22,6 +22,7 @@ from cache.semantic.judge.judge import Judge
 from cache.semantic.judge.llm_judge import open_llm_judge
 from cache.semantic.judge.repeatability import is_unrepeatable
 from cache.semantic.messages import AnswerStored
+from cache.semantic.policy import state as state_module
 from cache.semantic.policy.label import Label
 from cache.semantic.policy.policy import Decision
 from cache.semantic.policy.vcache import VCachePolicy
@@ -457,6 +458,25 @@ async def test_a_label_says_how_often_its_judge_errs(embedder: Embedder) -> None
         assert first[0] > 0.999
         assert second[0] < 0.4
         assert [label.same for label in learned] == [True, True]
+
+
+def test_labels_of_another_version_are_named_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A rolling update leaves as many as the stream is long: one line for each version, and a count."""
+    labels = Labels(VCachePolicy(0.05, random.Random(0)), ErrorRates(1.0), "policy", "judge")  # noqa: S311
+    for version, number in ((2, 1000), (4, 10)):
+        with monkeypatch.context() as patch:
+            patch.setattr(state_module, "VERSION", version)
+            theirs = labels.encode(JudgedPair("m", "prose", "again", 3.0))
+        for _ in range(number):
+            labels.take(theirs)
+    labels.take(b"damaged")
+    for version, record in zip((2, 4), caplog.records, strict=False):
+        assert record.getMessage().startswith(f"ignoring labels in redis: judged pair: written in version {version};")
+    assert len(caplog.records) == 3
+    assert labels.of_other_versions == {2: 1000, 4: 10}
+    assert labels.count == 0
 
 
 async def test_pairs_reach_the_errors_of_other_processes() -> None:
