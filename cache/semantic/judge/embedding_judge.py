@@ -1,11 +1,13 @@
 """The default judge: the embedding model, and a few coefficients fitted to labelled answers."""
 
 import asyncio
+import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
 
+from cache.semantic.judge import fitted
 from cache.semantic.judge.answer import MAX_CHARACTERS, Answer, equal
 from cache.semantic.judge.comparison import Embedding, Read, compared, contradict
 from cache.semantic.judge.fitted import COEFFICIENTS, INTERCEPT, SAME_ABOVE
@@ -63,6 +65,12 @@ class EmbeddingJudge:
         embedding: Embedding = np.asarray(mean / max(float(np.linalg.norm(mean)), 1e-6), dtype=np.float32)
         sentences = vectors[len(answer.passages) :] or [embedding]
         return Read(answer, embedding, np.stack(sentences))
+
+
+def coefficients_digest() -> str:
+    """BLAKE2b-64, hex, of all that was fitted: errors that were measured hold for a judge with these alone."""
+    names = ("INTERCEPT", "COEFFICIENTS", "SAME_ABOVE", "DISAGREEMENT", "DISAGREEMENT_OF_SCORE")
+    return hashlib.blake2b(repr([getattr(fitted, name) for name in names]).encode(), digest_size=8).hexdigest()
 
 
 def log_odds(question: str, ours: Read, theirs: Sequence[Read]) -> list[float]:

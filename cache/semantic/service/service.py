@@ -25,7 +25,7 @@ from cache.semantic.embedding.server import EmbeddingServer
 from cache.semantic.index.index import VectorIndex
 from cache.semantic.inspection.decisions import Decisions
 from cache.semantic.inspection.what_if import WhatIf
-from cache.semantic.judge.embedding_judge import EmbeddingJudge
+from cache.semantic.judge.embedding_judge import EmbeddingJudge, coefficients_digest
 from cache.semantic.judge.error_rates import PRIOR_ERROR, ErrorRates
 from cache.semantic.judge.judge import Judge
 from cache.semantic.judge.llm_judge import open_llm_judge
@@ -218,8 +218,9 @@ async def _running(config: Config, embedders: Embedders, judging: Embedder, serv
         )
         stack.push_async_callback(asyncio.to_thread, neighbours.close)
         errors = ErrorRates(judge.same_above)
-        judge_name = f"judge:{config.judge}:{config.judge_model or model.fingerprint}"
-        labels = Labels(policy, errors, f"{config.policy}:{model.fingerprint}", judge_name)
+        labels = Labels(
+            policy, errors, f"{config.policy}:{model.fingerprint}", judge_name(config, judging.model.fingerprint)
+        )
         figures, priority = ServiceMetrics(), LookupPriority()
         judge_budget = JudgeBudget(math.inf if config.judge == EMBEDDING else config.judge_share)
         learner = Learner(
@@ -355,6 +356,16 @@ def make_policy(config: Config, chance: random.Random) -> Policy:
             return VCachePolicy(config.delta, chance)
         case "threshold":
             return ThresholdPolicy(config.threshold)
+
+
+def judge_name(config: Config, fingerprint: str) -> str:
+    """Under which its judged pairs are shared: pairs of another judge say nothing of this one's errors.
+
+    `fingerprint` is that of the embedding model with which it judges.
+    """
+    if config.judge == EMBEDDING:
+        return f"judge:{config.judge}:{fingerprint}:{coefficients_digest()}"
+    return f"judge:{config.judge}:{config.judge_model or fingerprint}"
 
 
 @asynccontextmanager
