@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +36,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
 CUDA = torch.device("cuda")
+SECONDS = 12.0
+"""Within which everything has ended."""
 DEVICES = DeviceSettings("cuda", None, 8, 128)
 KIND = Kind("Llama", {**KINDS["llama"].changes, "hidden_size": 128, "head_dim": 64, "vocab_size": 307})
 
@@ -44,14 +49,18 @@ def needs(devices: int) -> pytest.MarkDecorator:
 
 @pytest.fixture
 def nccl(tmp_path: Path) -> Iterator[GroupExchange]:
-    """NCCL among the ranks of a stage that has one."""
+    """NCCL among the ranks of a stage that has one.
+
+    Such a group launches nothing for a sum in place: its tests see that calls are taken, not that they are recorded.
+    """
     group = process_group(FileStore(str(tmp_path / "store"), 1), "stage", 0, 1, CUDA)
     yield GroupExchange(group, 0)
-    group.abort()
+    # It waits until no graph is left, and a test that fails keeps its own.
+    threading.Thread(target=group.abort, daemon=True).start()
 
 
-def test_nccl_adds_and_gathers_in_a_recorded_graph(nccl: GroupExchange) -> None:
-    """Operations of a group of one rank change nothing, launched and recorded."""
+def test_nccl_of_one_rank_takes_calls_while_a_graph_is_recorded(nccl: GroupExchange) -> None:
+    """Operations of a group of one rank change nothing, launched and within a recording."""
     addend = torch.arange(6, dtype=torch.float32, device=CUDA)
     nccl.add(addend)
     assert addend.tolist() == [0, 1, 2, 3, 4, 5]
@@ -69,10 +78,10 @@ def test_nccl_adds_and_gathers_in_a_recorded_graph(nccl: GroupExchange) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-4), (torch.bfloat16, 4e-2)])
-def test_recorded_steps_with_sums_over_nccl_match_the_reference(
+def test_recorded_steps_with_nccl_of_one_rank_match_the_reference(
     dtype: torch.dtype, limit: float, nccl: GroupExchange
 ) -> None:
-    """A part that is the whole model, with NCCL's sums in its recorded decode steps, has the reference's logits."""
+    """A part that is the whole model, with calls of NCCL in its recorded decode steps, has the reference's logits."""
 
     def add(addend: torch.Tensor) -> torch.Tensor:
         nccl.add(addend)
@@ -131,6 +140,38 @@ def test_a_rank_that_is_lost_amid_sums_is_named(tmp_path: Path) -> None:
         os.kill(many.ranks.pids[1], signal.SIGSTOP)
         with pytest.raises(EngineLost, match=r"^rank 1 \(part 2 of 2\) has not answered for 5 s$"):
             many.run(step_of([(Paged(random_tokens(20), [0, 1]), 20)]))
+
+
+@needs(2)
+def test_ranks_with_recorded_steps_close_within_seconds(tmp_path: Path) -> None:
+    """Sums that were recorded are replayed, and do not keep the engine from closing while the recordings are there."""
+    save(KIND, tmp_path)
+    tokens = random_tokens(30)
+    with many_ranks(tmp_path, 2, devices=DEVICES) as many:
+        assert continued(many, tokens, 16) == continued(one_device(tmp_path, "cuda"), tokens, 16)
+        began = time.monotonic()
+        many.close()
+        assert time.monotonic() - began < SECONDS
+
+
+@needs(2)
+def test_a_rank_that_is_killed_amid_prefills_is_named(tmp_path: Path) -> None:
+    """Launches that wait for a device which waits for a dead rank end, although decode steps have been recorded."""
+    save(KIND, tmp_path)
+    with many_ranks(tmp_path, 2, devices=DEVICES) as many, ThreadPoolExecutor(1) as threads:
+        continued(many, random_tokens(30), 4)
+        begun = threading.Event()
+
+        def steps() -> None:
+            while True:
+                many.run(step_of([(Paged(random_tokens(120), list(range(8))), 120)]))
+                begun.set()
+
+        working = threads.submit(steps)
+        assert begun.wait(SECONDS)
+        os.kill(many.ranks.pids[1], signal.SIGKILL)
+        with pytest.raises(EngineLost, match=r"^rank 1 \(part 2 of 2\) was killed by SIGKILL$"):
+            working.result(SECONDS)
 
 
 @needs(2)
