@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +20,23 @@ from backend.quantized_weights.names import Quantization
 from backend.runners.parallel.runner import ParallelRunner
 from backend.runners.parallel.settings import DeviceSettings, ParallelSettings
 from backend.runners.torch.runner import TorchRunner
-from tests.backend.random_models import Paged, step_of
+from tests.backend.random_models import Kind, Paged, step_of
 
 if TYPE_CHECKING:
     from backend.runners.cuda.runner import CudaRunner
+
+MOST = 1e-4
+"""Largest difference of a logit in float32."""
+
+
+@dataclass(frozen=True)
+class Division:
+    """A kind of model, and on how many ranks it is computed."""
+
+    kind: Kind
+    tensor: int
+    stages: int
+
 
 CONTEXT = 256
 BLOCKS = 24

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -28,19 +27,16 @@ from backend.runners.parallel.messages import RankJob
 from backend.runners.parallel.parts import check_part
 from backend.runners.parallel.settings import ParallelSettings
 from tests.backend.random_models import KINDS, Kind, Paged, chunked, random_tokens, relative_error, save, step_of
-from tests.backend.runners.parallel.ranks import CONTEXT, INTERPRETED, continued, many_ranks, model_config, one_device
-
-MOST = 1e-4
-"""Largest difference of a logit in float32."""
-
-
-@dataclass(frozen=True)
-class Division:
-    """A kind of model, and on how many ranks it is computed."""
-
-    kind: Kind
-    tensor: int
-    stages: int
+from tests.backend.runners.parallel.ranks import (
+    CONTEXT,
+    INTERPRETED,
+    MOST,
+    Division,
+    continued,
+    many_ranks,
+    model_config,
+    one_device,
+)
 
 
 def small(name: str, **changes: object) -> Kind:

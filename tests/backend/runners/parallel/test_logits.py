@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,19 +10,7 @@ import torch
 from backend.engine.model_runner import BLOCK_SIZE, ModelRunner
 from backend.model_loader.source import ModelSource
 from tests.backend.random_models import KINDS, Kind, Paged, random_tokens, save, step_of
-from tests.backend.runners.parallel.ranks import continued, many_ranks, one_rank
-
-MOST = 1e-4
-"""Largest difference of a logit in float32."""
-
-
-@dataclass(frozen=True)
-class Division:
-    """A kind of model, and on how many ranks it is computed."""
-
-    kind: Kind
-    tensor: int
-    stages: int
+from tests.backend.runners.parallel.ranks import MOST, Division, continued, many_ranks, one_rank
 
 
 def odd(name: str, **changes: object) -> Kind:
