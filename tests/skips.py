@@ -1,18 +1,19 @@
-"""Skipped tests: a failure where CI=true unless they need a GPU, and one line at the end of every run.
+"""Skipped tests: a failure where CI=true unless they need GPUs, and one line at the end of every run.
 
 A skip, an expected failure and a module that skips itself while it is collected all count as skipped.
 """
 
 import os
+import re
 from collections import Counter
 from collections.abc import Generator
 
 import pytest
 
-NEEDS_GPU = "needs a GPU"
-"""The only reason that CI accepts."""
+NEEDS_GPU = re.compile(r"needs (a GPU|\d+ GPUs)")
+"""The only reasons that CI accepts."""
 _REMEDIES = {
-    NEEDS_GPU: "needs a GPU: run make test-gpu on a machine that has one",
+    "needs a GPU": "needs a GPU: run make test-gpu on a machine that has one",
     "Mooncake cannot be loaded": "Mooncake needs libibverbs: apt-get install libibverbs1",
 }
 """What a reason that begins like this is told as."""
@@ -34,7 +35,7 @@ def reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 def fail_in_ci(report: pytest.TestReport | pytest.CollectReport) -> None:
     """Turn a skipped report into a failure, in place, where CI does not accept its reason."""
-    if report.outcome == "skipped" and in_ci() and (why := reason(report)) != NEEDS_GPU:
+    if report.outcome == "skipped" and in_ci() and not NEEDS_GPU.fullmatch(why := reason(report)):
         report.outcome = "failed"
         report.longrepr = f"{report.nodeid} did not run, and CI={os.environ['CI']} counts that as a failure: {why}"
         if hasattr(report, "wasxfail"):

@@ -49,12 +49,11 @@ def test_in_ci_a_test_that_did_not_run_fails_and_says_why(tmp_path: Path, source
     assert "Not run" not in output
 
 
+@pytest.mark.parametrize("why", ["needs a GPU", "needs 2 GPUs"])
 @pytest.mark.parametrize("source", [SKIP, SKIP_INSIDE, SKIP_FIXTURE, SKIP_MODULE])
-def test_a_missing_gpu_excuses_a_skip(tmp_path: Path, source: str) -> None:
+def test_a_missing_gpu_excuses_a_skip(tmp_path: Path, source: str, why: str) -> None:
     """The one reason that stays a skip in CI."""
-    status, output = run_pytest(
-        tmp_path, PASS.replace("test_it", "test_other") + source.format("needs a GPU"), ci="true"
-    )
+    status, output = run_pytest(tmp_path, PASS.replace("test_it", "test_other") + source.format(why), ci="true")
     assert "1 skipped" in output.splitlines()[-1]
     assert status in (0, 5), output  # 5: a module that skipped itself leaves nothing to run
 
