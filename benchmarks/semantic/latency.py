@@ -5,7 +5,6 @@ As a program it makes one of the measurements, in a process of its own: `python 
 
 import argparse
 import asyncio
-import math
 import random
 import sys
 import time
@@ -34,10 +33,8 @@ from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.posterior import JudgeError
 from cache.semantic.service.answers import Answers
 from cache.semantic.service.labels import Labels
-from cache.semantic.service.learner import JudgeBudget, Learner
-from cache.semantic.service.metrics import ServiceMetrics
+from cache.semantic.service.learner import Learner
 from cache.semantic.service.neighbours import Neighbours
-from cache.semantic.service.queues import LookupPriority
 from cache.semantic.service.records import Record
 from cache.semantic.service.semantic_cache import SemanticCache
 from cache.semantic.wording.comparison import compare
@@ -122,29 +119,14 @@ async def measure_here(entries: int, folder: Path) -> Measured:
         known = known + clinc150("train")
     texts = known.texts
     vectors = embedded(texts if entries > len(texts) else texts[:entries], folder)
-    neighbours = Neighbours(VectorIndex(encoder.dimensions), lambda record: True, (), 1)
+    neighbours = Neighbours(VectorIndex(encoder.dimensions))
     policy = BudgetPolicy(0.01, JudgeError(0.98, 0.01), random.Random(1))  # noqa: S311  # which hits are audited is no secret
     async with open_embedder(encoder) as embedder:
-        figures, priority = ServiceMetrics(), LookupPriority()
         judge = EmbeddingJudge(embedder)
-        errors = ErrorRates(judge.same_above)
-        labels = Labels(policy, errors, "", "")
-        learner = Learner(
-            embedder,
-            neighbours,
-            Answers(None),
-            judge,
-            JudgeBudget(math.inf),
-            labels,
-            None,
-            figures,
-            priority,
-            entries,
-        )
+        labels = Labels(policy, ErrorRates(judge.same_above), "", "")
+        learner = Learner(embedder, neighbours, Answers(None), judge, labels, entries)
         decisions = Decisions(WhatIf(policy.delta, JudgeError(0.98, 0.01)), shows_questions=False)
-        cache = SemanticCache(
-            embedder, neighbours, policy, errors, learner, decisions, figures, priority, shares_purges=True
-        )
+        cache = SemanticCache(embedder, learner, decisions, shares_purges=True)
         before = _resident()
         pieces = _pieces(vectors, known, entries)
         for piece in pieces:
@@ -156,7 +138,7 @@ async def measure_here(entries: int, folder: Path) -> Measured:
             began = time.perf_counter()
             await cache.ask(LookupRequest(f"public.{number}", _PARTITION, text, 1.0, True))
             took.append(1000 * (time.perf_counter() - began))
-        times = {step: [1000 * each for each in figures.times(step)] for step in ("embed", "search", "guards")}
+        times = {step: [1000 * each for each in cache.figures.times(step)] for step in ("embed", "search", "guards")}
     neighbours.close()
     return Measured(ask=took, entry_bytes=entry_bytes, pair=_pair_times(asked, texts), **times)
 

@@ -5,7 +5,6 @@ A program: `python -m benchmarks.semantic.peer_caches.keepgate_cache JOB.json OU
 
 import asyncio
 import contextlib
-import math
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,10 +24,8 @@ from cache.semantic.messages import AnswerStored, LookupHit, LookupMiss, LookupR
 from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.service.answers import Answers
 from cache.semantic.service.labels import Labels
-from cache.semantic.service.learner import JudgeBudget, Learner
-from cache.semantic.service.metrics import ServiceMetrics
+from cache.semantic.service.learner import Learner
 from cache.semantic.service.neighbours import Neighbours
-from cache.semantic.service.queues import LookupPriority
 from cache.semantic.service.semantic_cache import SemanticCache
 
 DELTA = 0.01
@@ -63,7 +60,7 @@ class Keepgate:
         self._answers[self._key] = answer
         body = {"choices": [{"message": {"role": "assistant", "content": answer}, "finish_reason": "stop"}]}
         response = msgspec.json.encode(body)
-        await self._cache.answered(
+        self._cache.answered(
             AnswerStored(self._advice.query, self._key, _PARTITION, question, "m", "0.0.0", 1.0, _LATER, response)
         )
         await self._learner.idle()  # or what is known at the next question would be a matter of chance
@@ -76,29 +73,14 @@ class Keepgate:
 @asynccontextmanager
 async def opened(job: Job, folder: Path) -> Opening:
     encoder = load_encoder(job.model, models_folder())
-    neighbours = Neighbours(VectorIndex(encoder.dimensions), lambda record: True, (), 1)
+    neighbours = Neighbours(VectorIndex(encoder.dimensions))
     async with open_embedder(encoder) as embedder:
         judge = EmbeddingJudge(embedder)
-        errors = ErrorRates(judge.same_above)
         policy = BudgetPolicy(DELTA, PRIOR_ERROR, random.Random(1))  # noqa: S311  # which hits are audited is no secret
-        figures, priority = ServiceMetrics(), LookupPriority()
-        most = len(job.questions)
-        learner = Learner(
-            embedder,
-            neighbours,
-            Answers(None),
-            judge,
-            JudgeBudget(math.inf),
-            Labels(policy, errors, "", "judge"),
-            None,
-            figures,
-            priority,
-            most,
-        )
+        labels = Labels(policy, ErrorRates(judge.same_above), "", "judge")
+        learner = Learner(embedder, neighbours, Answers(None), judge, labels, len(job.questions))
         decisions = Decisions(None, shows_questions=False)
-        cache = SemanticCache(
-            embedder, neighbours, policy, errors, learner, decisions, figures, priority, shares_purges=True
-        )
+        cache = SemanticCache(embedder, learner, decisions, shares_purges=True)
         async with _working(learner):
             yield Keepgate(cache, learner)
     neighbours.close()

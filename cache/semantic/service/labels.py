@@ -24,12 +24,12 @@ class Labels:
     """
 
     def __init__(self, policy: Policy, errors: ErrorRates, name: str, judge: str) -> None:
-        self.name = name
+        self.policy = policy
         self.errors = errors
+        self.name = name
         self.count = 0
         self.of_other_versions: Counter[int] = Counter()
         """Labels that were ignored, by the version that has written them."""
-        self._policy = policy
         self._judge = judge
 
     def encode(self, learned: Label | JudgedPair) -> bytes:
@@ -56,15 +56,11 @@ class Labels:
         if isinstance(learned, JudgedPair):
             self.errors.count(learned)
         else:
-            self._policy.learn(learned)
+            self.policy.learn(learned)
         self.count += 1
 
-    def settle(self, label: Label) -> None:
-        """Records the label of an answer that this process served."""
-        self._policy.settle(label)
-
     def snapshot(self) -> bytes:
-        return _encode((self._policy.snapshot(), self._judge, self.errors.snapshot()))
+        return _encode((self.policy.snapshot(), self._judge, self.errors.snapshot()))
 
     def restore(self, state: bytes) -> bool:
         """Loads another process's state; False if it cannot be used."""
@@ -73,7 +69,7 @@ class Labels:
             policy, judge, errors = _decode_state(state)
             if judge == self._judge:
                 self.errors.restore(errors)
-            self._policy.restore(policy)
+            self.policy.restore(policy)
         except (msgspec.DecodeError, UnusableState) as error:
             self.errors.restore(before)
             log.warning("beginning anew: what is in redis cannot be used: %s", error)

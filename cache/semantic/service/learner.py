@@ -4,11 +4,12 @@ import asyncio
 import contextlib
 import functools
 import logging
+import math
 import random
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -26,8 +27,8 @@ from cache.semantic.service.labels import Labels
 from cache.semantic.service.log import RecordLog
 from cache.semantic.service.metrics import ServiceMetrics
 from cache.semantic.service.neighbours import Neighbour, Neighbours, Vector, wording_of
+from cache.semantic.service.priority import LookupPriority
 from cache.semantic.service.queries import Query
-from cache.semantic.service.queues import LookupPriority, WorkQueue
 from cache.semantic.service.records import Record
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,8 @@ _MAX_PATIENT = 100
 # A fresh answer is also compared with one of the last ones to questions that have nothing to do with its own.
 _RECENT = 64
 _UNRELATED_BELOW = 0.3
+# Comparisons of a judge with a cost, to begin with.
+_FIRST = 500.0
 
 
 class _Recent(NamedTuple):
@@ -55,14 +58,13 @@ class _Recent(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Comparison:
-    """A fresh answer, `text`, and the answers of `others`, as computed then, to compare it with.
+    """A fresh answer, `text`, and the records of `others` whose answers it is compared with.
 
     First the one that was or would be served, then the nearest.
 
     `record` and its `vector` are those of the fresh answer; `record.answer` is its own entry until the judge has found
-    an equal answer. `query` is the question as it was asked. `judged` is set after the comparison, also if it failed.
-    `earlier` is an older answer to the very same question, and `unrelated` one to a question that has nothing to do
-    with it: of these it is known whether they say the same.
+    an equal answer. `query` is the question as it was asked. `earlier` is an older answer to the very same question,
+    and `unrelated` one to a question that has nothing to do with it: of these it is known whether they say the same.
     """
 
     record: Record
@@ -70,17 +72,8 @@ class Comparison:
     text: str
     others: Sequence[Record]
     query: Query | None
-    earlier: KnownAnswer | None = None
-    unrelated: str | None = None
-    judged: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def is_audit(self) -> bool:
-        """Whether it audits an answer that was served."""
-        return self.query is not None and self.query.decision.audit
-
-
-_FIRST = 500.0
+    earlier: KnownAnswer | None
+    unrelated: str | None
 
 
 class JudgeBudget:
@@ -112,10 +105,10 @@ class Learner:
     hear → embed → neighbours → compare → keep
 
     An answer that a slow judge has not compared yet is stored as one without equals; its group and its label follow. If
-    too many wait for the judge, the oldest of them are never compared.
+    too many wait, the newest are not stored, or not compared.
 
     `shared` publishes to other processes; without one this process learns alone. `priority` lets lookups go first.
-    `judge_budget` limits calls of the judge, except audits.
+    `judge_share` limits calls of the judge, except audits. At most `capacity` records are kept.
     """
 
     def __init__(
@@ -124,91 +117,95 @@ class Learner:
         neighbours: Neighbours,
         answers: Answers,
         judge: Judge,
-        judge_budget: JudgeBudget,
         labels: Labels,
-        shared: RecordLog | None,
-        figures: ServiceMetrics,
-        priority: LookupPriority,
         capacity: int,
+        judge_share: float = math.inf,
+        shared: RecordLog | None = None,
     ) -> None:
+        self.neighbours = neighbours
+        self.labels = labels
+        self.figures = ServiceMetrics()
+        self.priority = LookupPriority()
         self._embedder = embedder
-        self._neighbours = neighbours
         self._answers = answers
         self._judge = judge
-        self._judge_budget = judge_budget
-        self._labels = labels
+        self._judge_budget = JudgeBudget(judge_share)
+        self._judge_slots = asyncio.Semaphore(_JUDGED_AT_ONCE)
         self._log = shared
-        self._figures = figures
-        self._priority = priority
         self._capacity = capacity
         self._recent: deque[_Recent] = deque(maxlen=_RECENT)
-        self._heard = WorkQueue[tuple[AnswerStored, Query | None]](_MAX_WAITING)
-        self._comparisons = WorkQueue[Comparison](_MAX_WAITING)
+        self._heard: asyncio.Queue[tuple[AnswerStored, Query | None]] = asyncio.Queue(_MAX_WAITING)
+        self._judging: set[asyncio.Task[None]] = set()
 
-    async def record_answer(self, note: AnswerStored, query: Query | None) -> None:
-        if not self._heard.add((note, query)):
-            self._figures.count("not_learned")
+    def record_answer(self, note: AnswerStored, query: Query | None) -> None:
+        """To be learned later; `query` is the lookup that the answer belongs to."""
+        try:
+            self._heard.put_nowait((note, query))
+        except asyncio.QueueFull:
+            self.figures.count("not_learned")
 
     async def work(self) -> None:
         """Learns from recorded answers; runs while the cache does."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._heard.work(self._take))
-            for _ in range(_JUDGED_AT_ONCE):
-                tasks.create_task(self._comparisons.work(self._judge_one))
+            while True:
+                note, query = await self._heard.get()
+                await self.priority.yield_to_lookups()
+                try:
+                    await self._learn(note, query, tasks)
+                except CacheError as error:
+                    self.figures.count("not_learned")
+                    log.debug("a fresh answer was not learned: %s", error)
+                finally:
+                    self._heard.task_done()
 
     async def idle(self) -> None:
         """Waits until all recorded answers are stored and judged."""
-        await self._heard.idle()
-        await self._comparisons.idle()
+        await self._heard.join()
+        if self._judging:
+            await asyncio.wait(self._judging)
 
-    async def add_label(self, label: Label) -> None:
+    def add_label(self, label: Label) -> None:
         """Let the policy learn, here and in all other processes."""
-        self._figures.count(f"labels_from_{label.source}")
+        self.figures.count(f"labels_from_{label.source}")
         if label.source != "miss":
-            self._labels.settle(label)
+            self.labels.policy.settle(label)
         self._publish(label)
 
     def _publish(self, learned: Label | JudgedPair) -> None:
-        shared, lost = self._log, functools.partial(self._labels.learn, learned)
-        if shared is None or not shared.publish(self._labels.encode(learned), lost):
-            self._labels.learn(learned)
+        lost = functools.partial(self.labels.learn, learned)
+        if self._log is None or not self._log.publish(self.labels.encode(learned), lost):
+            self.labels.learn(learned)
 
     async def forget(self, entry: str, wrong: bool = False) -> bool:
         """Remove an entry everywhere; False if there was none. `wrong`: also publishes that."""
-        self._answers.forget(entry)
-        record = await self._neighbours.remove(entry)
-        if self._log is not None:
-            if wrong:
-                self._log.wrong(entry)
-            self._log.remove(entry)
-        return record is not None
+        was_there = self.neighbours.records.get(entry) is not None
+        if self._log is not None and wrong:
+            self._log.wrong(entry)
+        await self._remove([entry], announced=True)
+        return was_there
 
     async def discard(self, entries: Sequence[str]) -> None:
         """Remove entries that other processes remove by themselves."""
         for start in range(0, len(entries), _DISCARDED_AT_ONCE):
-            some = entries[start : start + _DISCARDED_AT_ONCE]
-            for entry in some:
-                self._answers.forget(entry)
-            await self._neighbours.remove_all(some)
-            if self._log is not None:
-                self._log.discard(some)
+            await self._remove(entries[start : start + _DISCARDED_AT_ONCE], announced=False)
 
-    async def _take(self, heard: tuple[AnswerStored, Query | None]) -> None:
-        await self._priority.yield_to_lookups()
-        try:
-            await self._learn(*heard)
-        except CacheError as error:
-            self._figures.count("not_learned")
-            log.debug("a fresh answer was not learned: %s", error)
+    async def _remove(self, entries: Sequence[str], announced: bool) -> None:
+        for entry in entries:
+            self._answers.forget(entry)
+        if self._log is not None:
+            self._log.remove(entries, announced)
+        await self.neighbours.remove(entries)
 
-    async def _learn(self, note: AnswerStored, query: Query | None) -> None:
+    async def _learn(self, note: AnswerStored, query: Query | None, tasks: asyncio.TaskGroup) -> None:
         text = plain_answer(note.body)
         if text is None:
-            if self._neighbours.records.get(note.entry) is not None:  # the record of an older answer
+            if self.neighbours.records.get(note.entry) is not None:  # the record of an older answer
                 await self.forget(note.entry)
             return
-        vector = await self._embedder.embed(note.text) if query is None else query.vector
-        near = [n for n in await self._neighbours.near(note.partition, vector) if n.record.entry != note.entry]
+        vector = None if query is None else query.vector
+        if vector is None:
+            vector = await self._embedder.embed(note.text)
+        others = await self._comparable(note, vector, query)
         earlier = await self._earlier(note)
         record = Record(
             note.entry,
@@ -222,18 +219,25 @@ class Learner:
             answers=class_of(text),
             disagreement=0.0 if earlier is None else earlier.record.disagreement,
         )
-        comparison = Comparison(
-            record, vector, text, self._comparable(near, query), query, earlier, self._unrelated(record, vector)
-        )
+        comparison = Comparison(record, vector, text, others, query, earlier, self._unrelated(record, vector))
         self._recent.append(_Recent(record.namespace, vector, text))
         if comparison.others or comparison.earlier or comparison.unrelated:
-            await self._have_judged(comparison)
+            await self._have_judged(comparison, tasks)
         await self._keep(comparison)
+
+    async def _comparable(self, note: AnswerStored, vector: Vector, query: Query | None) -> list[Record]:
+        served = self.neighbours.records.get(query.entry) if query is not None else None
+        near = [
+            record
+            for record, similarity in await self.neighbours.near(note.partition, vector)
+            if record.entry != note.entry and similarity >= _MIN_SIMILARITY
+        ]
+        return near if served is None else [served, *near]
 
     async def _earlier(self, note: AnswerStored) -> KnownAnswer | None:
         """An older answer to the very same question, unless it was purged since."""
         found = self._answers.earlier(note.entry)
-        if found is None and (record := self._neighbours.same_form(note.partition, note.text)) is not None:
+        if found is None and (record := self.neighbours.same_form(note.partition, note.text)) is not None:
             with contextlib.suppress(StoreUnavailable):  # it has another answer now, which is reported as well
                 if (text := await self._answers.of(record)) is not None:
                     found = KnownAnswer(record, text)
@@ -250,39 +254,42 @@ class Learner:
         ]
         return random.choice(unrelated) if unrelated else None  # noqa: S311  # which one is no secret
 
-    async def _have_judged(self, comparison: Comparison) -> None:
+    async def _have_judged(self, comparison: Comparison, tasks: asyncio.TaskGroup) -> None:
         """Returns when it is judged, or after a timeout."""
-        is_judge_free = not self._comparisons
-        if not self._comparisons.add(comparison):
-            self._figures.count("unjudged")
-        if is_judge_free and len(self._heard) <= _MAX_PATIENT:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_PATIENCE):
-                    await comparison.judged.wait()
+        if len(self._judging) >= _MAX_WAITING:
+            self.figures.count("unjudged")
+            return
+        is_quick = not self._judging and self._heard.qsize() < _MAX_PATIENT
+        judging = tasks.create_task(self._judge_one(comparison))
+        self._judging.add(judging)
+        judging.add_done_callback(self._judging.discard)
+        await asyncio.wait([judging], timeout=_PATIENCE if is_quick else 0)
 
     async def _keep(self, comparison: Comparison) -> None:
         record = comparison.record
-        if record.expires > time.time():
-            self._answers.record_answer(record, comparison.text)
-            if self._log is not None:
-                self._log.save(record, comparison.vector)
-            await self._neighbours.put(record, comparison.vector)
-            await self._make_room()
+        if record.expires <= time.time():
+            return
+        self._answers.record_answer(record, comparison.text)
+        if self._log is not None:
+            self._log.save(record, comparison.vector)
+        await self.neighbours.put(record, comparison.vector)
+        while len(self.neighbours.records) > self._capacity and (oldest := self.neighbours.records.oldest()):
+            await self.forget(oldest)
+            self.figures.count("evicted")
 
     async def _judge_one(self, comparison: Comparison) -> None:
-        await self._priority.yield_to_lookups()
-        try:
-            await self._measure(comparison)
-            await self._conclude(comparison, await self._compare(comparison))
-        except CacheError as error:
-            self._figures.count("unjudged")
-            log.debug("a fresh answer was not judged: %s", error)
-        finally:
-            comparison.judged.set()
+        async with self._judge_slots:
+            await self.priority.yield_to_lookups()
+            try:
+                await self._measure(comparison)
+                await self._conclude(comparison, await self._compare(comparison))
+            except CacheError as error:
+                self.figures.count("unjudged")
+                log.debug("a fresh answer was not judged: %s", error)
 
     async def _measure(self, comparison: Comparison) -> None:
         """Have pairs judged of which the truth is known, for the judge's errors and for what answers disagree."""
-        fresh, errors = comparison.record, self._labels.errors
+        fresh, errors = comparison.record, self.labels.errors
         if comparison.unrelated is not None:
             score = await self._score(comparison, comparison.unrelated)
             if score is not None:
@@ -290,7 +297,7 @@ class Learner:
         if comparison.earlier is None or (score := await self._score(comparison, comparison.earlier.text)) is None:
             return
         agrees = score > errors.limit(fresh.model, fresh.answers)
-        self._figures.count("agreed_with_itself" if agrees else "disagreed_with_itself")
+        self.figures.count("agreed_with_itself" if agrees else "disagreed_with_itself")
         evidence = disagreement_of(score)
         if is_repeatable(fresh):
             self._publish(JudgedPair(fresh.model, fresh.answers, "again", score))
@@ -309,15 +316,16 @@ class Learner:
 
     async def _compare(self, comparison: Comparison) -> dict[str, bool]:
         """Whether the answer of each entry is the same. Answers recomputed meanwhile or unreadable are left out."""
-        texts: dict[str, str] = {}
+        fresh, query = comparison.record, comparison.query
         compared = self._worth_comparing(comparison.others)
         if self._judge_budget.is_short:
             compared = compared[:1]
             self._judge_budget.earn()
             # The choice does not depend on the verdict, so the verdicts are an unbiased sample.
-            if not (comparison.is_audit or self._judge_budget.take()):
-                self._figures.count("unjudged")
+            if not ((query is not None and query.is_audit) or self._judge_budget.take()):
+                self.figures.count("unjudged")
                 return {}
+        texts: dict[str, str] = {}
         for record in compared:
             try:
                 text = await self._answers.of(record)
@@ -328,72 +336,60 @@ class Learner:
                 texts[record.entry] = text
             elif not self._is_replaced(record):
                 await self.forget(record.entry)
-        fresh = comparison.record
         scores = await self._judge.compare(fresh.model, fresh.text, comparison.text, list(texts.values()))
-        limit = self._labels.errors.limit(fresh.model, fresh.answers)
+        limit = self.labels.errors.limit(fresh.model, fresh.answers)
         found: dict[str, bool] = {}
         for entry, score in zip(texts, scores, strict=True):
-            if score is not None:
+            if score is None:
+                self.figures.count("judged_unsure")
+                if query is not None and query.watched is not None:
+                    query.watched.unsure(entry)
+            else:
                 found[entry] = score > limit
-            elif comparison.query is not None and comparison.query.watched is not None:
-                comparison.query.watched.unsure(entry)
-            self._figures.count(
-                "judged_unsure" if score is None else "judged_same" if score > limit else "judged_different"
-            )
+                self.figures.count("judged_same" if found[entry] else "judged_different")
         return {r.entry: found[r.entry] for r in compared if r.entry in found and not self._is_replaced(r)}
 
     async def _conclude(self, comparison: Comparison, verdicts: dict[str, bool]) -> None:
         fresh, query = comparison.record, comparison.query
         if query is not None and query.watched is not None:
             query.watched.judged(verdicts)
-        if query is not None and query.evidence is not None and query.entry in verdicts:
-            error = self._labels.errors.error(fresh.model, fresh.answers)
-            label = query.label(verdicts[query.entry])
-            await self.add_label(msgspec.structs.replace(label, judge=(error.recall, error.false_same)))
-        same = [kept for kept in map(self._neighbours.records.get, verdicts) if kept and verdicts[kept.entry]]
-        for record in same:
-            is_other_tenant = self._neighbours.is_other_tenant(record, fresh.namespace)
+        if query is not None and (same := verdicts.get(query.entry)) is not None:
+            label = query.label(same, "audit" if query.is_audit else "miss")
+            if label is not None:
+                error = self.labels.errors.error(fresh.model, fresh.answers)
+                self.add_label(msgspec.structs.replace(label, judge=(error.recall, error.false_same)))
+        equal = [kept for kept in map(self.neighbours.records.get, verdicts) if kept and verdicts[kept.entry]]
+        for record in equal:
+            is_other_tenant = self.neighbours.is_other_tenant(record, fresh.namespace)
             # Equal answers may belong to different questions: "Yes." answers many.
             if is_other_tenant and wording_of(fresh.text, [Neighbour(record, 1.0)], [0]).place is not None:
                 await self._confirm(record, fresh.namespace)
-        own = [record.answer for record in same if record.namespace == fresh.namespace] or [r.answer for r in same]
+        own = [record.answer for record in equal if record.namespace == fresh.namespace] or [r.answer for r in equal]
         if own:
             self._update(comparison, answer=own[0])
 
     def _update(self, comparison: Comparison, **found: str | float) -> None:
         """Sets what the judge has found out, also where the record is stored already."""
         record = comparison.record = msgspec.structs.replace(comparison.record, **found)
-        kept = self._neighbours.records.learn(record.entry, record.created, record.answer, record.disagreement)
+        kept = self.neighbours.records.change(record.entry, record.created, **found)
         if kept is not None and self._log is not None:
             self._log.save(kept, comparison.vector)
-
-    def _comparable(self, near: Sequence[Neighbour], query: Query | None) -> list[Record]:
-        served = self._neighbours.records.get(query.entry) if query is not None else None
-        records = [neighbour.record for neighbour in near if neighbour.similarity >= _MIN_SIMILARITY]
-        return records if served is None else [served, *records]
 
     def _worth_comparing(self, others: Sequence[Record]) -> list[Record]:
         """The first of each distinct answer, of those that still exist."""
         chosen: dict[str, Record] = {}
         for record in others:
-            kept = self._neighbours.records.get(record.entry)
+            kept = self.neighbours.records.get(record.entry)
             if kept is not None and kept.created == record.created:
                 chosen.setdefault(kept.answer, kept)
         return list(chosen.values())[:_MAX_COMPARED]
 
     async def _confirm(self, record: Record, namespace: str) -> None:
-        kept = self._neighbours.confirm(record.entry, record.created, namespace)
+        kept = self.neighbours.confirm(record.entry, record.created, namespace)
         if kept is not None and self._log is not None:
             self._log.confirm(kept, await self._embedder.embed(kept.text), namespace)
 
     def _is_replaced(self, record: Record) -> bool:
         """Whether the entry has another answer now."""
-        kept = self._neighbours.records.get(record.entry)
+        kept = self.neighbours.records.get(record.entry)
         return kept is not None and kept.created != record.created
-
-    async def _make_room(self) -> None:
-        while len(self._neighbours.records) > self._capacity:
-            oldest = self._neighbours.records.oldest()
-            assert oldest is not None  # noqa: S101  # there is at least one
-            await self.forget(oldest)
-            self._figures.count("evicted")

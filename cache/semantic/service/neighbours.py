@@ -45,9 +45,9 @@ class Neighbours:
     def __init__(
         self,
         index: VectorIndex,
-        counts: Callable[[Record], bool],
-        published: Sequence[str],
-        confirmations: int,
+        counts: Callable[[Record], bool] = lambda record: True,
+        published: Sequence[str] = (),
+        confirmations: int = 1,
         removed: Callable[[Collection[str]], None] = lambda entries: None,
     ) -> None:
         self.records = Records()
@@ -59,38 +59,27 @@ class Neighbours:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="index")
 
     async def put(self, record: Record, vector: Vector) -> None:
-        """Add a record to the index, and read its text now, not during a lookup."""
-        record = self.records.put(record)
-        await self._run(self._add, record, vector)
+        """Add a record, and read its text now, not during a lookup."""
+        await self.put_all([(record, vector)])
         await self._run(_read_ahead, record.text)
 
     async def put_all(self, records: Sequence[tuple[Record, Vector | None]]) -> None:
         """Those without a vector are found by their normal form only, until `complete` brings it."""
         kept = [(self.records.put(record), vector) for record, vector in records]
-        await self._run(self._add_all, [(record, vector) for record, vector in kept if vector is not None])
+        await self._run(self._add, [(record, vector) for record, vector in kept if vector is not None])
 
     async def complete(self, records: Sequence[tuple[Record, Vector]]) -> list[tuple[Record, Vector]]:
         """Adds the vectors of records that are still kept, and returns these."""
-        kept = []
-        for record, vector in records:
-            found = self.records.get(record.entry)
-            if found is not None and found.created == record.created:
-                kept.append((found, vector))
-        await self._run(self._add_all, kept)
+        found = ((self.records.change(record.entry, record.created), vector) for record, vector in records)
+        kept = [(record, vector) for record, vector in found if record is not None]
+        await self._run(self._add, kept)
         return kept
 
-    async def remove(self, entry: str) -> Record | None:
-        record = self.records.remove(entry)
-        self._removed((entry,))
-        if record is not None:
-            await self._run(self._remove, record)
-        return record
-
-    async def remove_all(self, entries: Sequence[str]) -> None:
+    async def remove(self, entries: Collection[str]) -> None:
         gone = [record for entry in entries if (record := self.records.remove(entry)) is not None]
-        if entries:
-            self._removed(frozenset(entries))
-        await self._run(self._remove_all, gone)
+        self._removed(entries)
+        if gone:
+            await self._run(self._drop, gone)
 
     async def near(self, partition: str, vector: Vector) -> list[Neighbour]:
         """The sixteen nearest records of a partition, and as many published ones of its context; nearest first."""
@@ -125,55 +114,53 @@ class Neighbours:
     def confirm(self, entry: str, created: float, namespace: str) -> Record | None:
         """Notes that another tenant got the same fresh answer; returns the record, None if nothing changed."""
         record = self.records.get(entry)
-        if record is None or len(record.confirmed) >= self._confirmations:
+        if (
+            record is None
+            or namespace in (record.namespace, *record.confirmed)
+            or len(record.confirmed) >= self._confirmations
+        ):
             return None
-        return self.records.get(entry) if self.records.confirm(entry, created, namespace) else None
+        return self.records.change(entry, created, confirmed=(*record.confirmed, namespace))
 
-    async def expire(self, most: int) -> list[str]:
-        """Removes up to `most` expired entries."""
-        gone = self.records.pop_expired(time.time(), most)
-        await self.remove_all(gone)
-        return gone
-
-    async def purged(self) -> list[str]:
-        """The entries that no longer count; lookups go on meanwhile."""
-        gone = []
+    async def chosen(self, is_chosen: Callable[[Record], bool]) -> list[str]:
+        """The entries of such records; lookups go on meanwhile."""
+        found = []
         for number, record in enumerate(self.records):
-            if not self._counts(record):
-                gone.append(record.entry)
+            if is_chosen(record):
+                found.append(record.entry)
             if number % _LOOKED_AT_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        return gone
+        return found
+
+    async def purged(self) -> list[str]:
+        """The entries that no longer count."""
+        return await self.chosen(lambda record: not self._counts(record))
 
     async def bound(self, most: int) -> None:
-        """Removes the least recently used ones here, until `most` are left."""
+        """Removes what has expired, and the least recently used ones here until `most` are left."""
+        now = time.time()
+        await self.remove(await self.chosen(lambda record: record.expires <= now))
         while len(self.records) > most and (oldest := self.records.oldest()) is not None:
-            await self.remove(oldest)
+            await self.remove([oldest])
 
     def close(self) -> None:
         """End the threads. A running search ends first."""
         self._thread.shutdown(cancel_futures=True)
         self.index.close()
 
-    def _add(self, record: Record, vector: Vector) -> None:
-        self.index.add(record.partition, record.entry, vector, record.expires)
-        if record.namespace in self._published:
-            self.index.add(f"{_COMMONS}.{record.context}", _COMMONS + record.entry, vector, record.expires)
-
-    def _remove(self, record: Record) -> None:
-        self.index.remove(record.entry)
-        if record.namespace in self._published:
-            self.index.remove(_COMMONS + record.entry)
-
-    def _add_all(self, records: Sequence[tuple[Record, Vector]]) -> None:
+    def _add(self, records: Sequence[tuple[Record, Vector]]) -> None:
         for record, vector in records:
-            self._add(record, vector)
+            self.index.add(record.partition, record.entry, vector, record.expires)
+            if record.namespace in self._published:
+                self.index.add(f"{_COMMONS}.{record.context}", _COMMONS + record.entry, vector, record.expires)
             if _read_short.cache_info().currsize < _TEXTS_KEPT:  # of a million at the start only some fit
                 _read_ahead(record.text)
 
-    def _remove_all(self, records: Sequence[Record]) -> None:
+    def _drop(self, records: Sequence[Record]) -> None:
         for record in records:
-            self._remove(record)
+            self.index.remove(record.entry)
+            if record.namespace in self._published:
+                self.index.remove(_COMMONS + record.entry)
 
     def _search(self, partition: str, vector: Vector) -> list[tuple[str, float]]:
         now = time.time()

@@ -1,4 +1,4 @@
-"""A record and its vector as bytes for Redis, which are verified when they are decoded."""
+"""A record and its vector as bytes for Redis: magic, xxh3-64 of the rest, and that rest as msgpack."""
 
 import math
 
@@ -17,6 +17,8 @@ _HEADER_BYTES = len(_MAGIC) + 8
 
 
 class _Stored(msgspec.Struct, frozen=True, array_like=True):
+    """`encoder` is the embedding model's fingerprint, `vector` float32 [dimensions], little endian."""
+
     record: Record
     encoder: str
     vector: bytes
@@ -26,37 +28,27 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Stored).decode
 
 
-class RecordFormat:
-    """Magic, xxh3-64 of the rest, and that rest as msgpack, with the vector as float32 [dimensions], little endian.
+def encode_record(record: Record, vector: Vector, encoder: str) -> bytes:
+    payload = _encode(_Stored(record, encoder, vector.astype("<f4").tobytes()))
+    return _MAGIC + xxhash.xxh3_64_digest(payload) + payload
 
-    `encoder` names the embedding model: vectors of others are not comparable.
-    """
 
-    def __init__(self, encoder: str, dimensions: int) -> None:
-        self._encoder = encoder
-        self._dimensions = dimensions
-
-    def encode(self, record: Record, vector: Vector) -> bytes:
-        stored = _encode(_Stored(record, self._encoder, vector.astype("<f4").tobytes()))
-        return _MAGIC + xxhash.xxh3_64_digest(stored) + stored
-
-    def decode(self, entry: str, data: bytes) -> tuple[Record, Vector | None]:
-        """The record of `entry`, without a vector if that is of another model. Raises CorruptEntry."""
-        payload = data[_HEADER_BYTES:]
-        if data[: len(_MAGIC)] != _MAGIC or xxhash.xxh3_64_digest(payload) != data[len(_MAGIC) : _HEADER_BYTES]:
-            raise CorruptEntry("stored bytes fail their checksum")
-        try:
-            stored = _decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise CorruptEntry(f"stored bytes do not decode: {error}") from error
-        record = stored.record
-        if record.entry != entry or namespace_of(record.partition) != record.namespace:
-            raise CorruptEntry("stored bytes are of another entry")
-        if not (math.isfinite(record.created) and math.isfinite(record.expires)) or len(record.text) > MAX_TEXT:
-            raise CorruptEntry("stored bytes are no record that this version keeps")
-        if stored.encoder != self._encoder:
-            return record, None
-        vector = np.frombuffer(stored.vector, dtype="<f4").astype(np.float32)
-        if vector.shape != (self._dimensions,) or not abs(float(np.linalg.norm(vector)) - 1.0) < 1e-3:
-            raise CorruptEntry("the vector is none of this model")
-        return record, vector
+def decode_record(data: bytes, entry: str, encoder: str, dimensions: int) -> tuple[Record, Vector | None]:
+    """The record of `entry`, without a vector if that is not of `encoder`. Raises CorruptEntry."""
+    payload = data[_HEADER_BYTES:]
+    if data[:_HEADER_BYTES] != _MAGIC + xxhash.xxh3_64_digest(payload):
+        raise CorruptEntry("stored bytes fail their checksum")
+    try:
+        record, of_encoder, stored = msgspec.structs.astuple(_decode(payload))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CorruptEntry(f"stored bytes do not decode: {error}") from error
+    if record.entry != entry or namespace_of(record.partition) != record.namespace:
+        raise CorruptEntry("stored bytes are of another entry")
+    if not (math.isfinite(record.created) and math.isfinite(record.expires)) or len(record.text) > MAX_TEXT:
+        raise CorruptEntry("stored bytes are no record that this version keeps")
+    if of_encoder != encoder:
+        return record, None
+    vector = np.frombuffer(stored, dtype="<f4").astype(np.float32)
+    if vector.shape != (dimensions,) or not abs(float(np.linalg.norm(vector)) - 1.0) < 1e-3:
+        raise CorruptEntry("the vector is none of this model")
+    return record, vector

@@ -1,7 +1,8 @@
 """The records of the entries that the semantic cache may serve."""
 
-import heapq
 from collections.abc import Iterator
+from sys import intern
+from typing import Any
 
 import msgspec
 import xxhash
@@ -46,14 +47,11 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Records:
-    """All records by entry, by normal form, and in the order in which they expire and were used."""
+    """All records by entry, the least recently used first, and by normal form."""
 
     def __init__(self) -> None:
         self._by_entry: dict[str, Record] = {}
         self._by_form: dict[int, str] = {}
-        self._expiring: list[tuple[float, str]] = []
-        # Strings that thousands of records share are stored once.
-        self._shared: dict[str, str] = {}
 
     def __len__(self) -> int:
         return len(self._by_entry)
@@ -67,20 +65,11 @@ class Records:
     def put(self, record: Record) -> Record:
         """Keep the record in place of an older one of its entry; returns it as it is kept."""
         self.remove(record.entry)
-        shared = {
-            name: self._shared.setdefault(getattr(record, name), getattr(record, name))
-            for name in ("partition", "model", "generation")
-        }
-        record = msgspec.structs.replace(record, **shared)
-        self._by_entry[record.entry] = record
+        # Strings that thousands of records share are stored once.
+        shared = {name: intern(getattr(record, name)) for name in ("partition", "model", "generation")}
+        record = self._by_entry[record.entry] = msgspec.structs.replace(record, **shared)
         if (form := _form_of(record.partition, record.text)) is not None:
             self._by_form[form] = record.entry
-        heapq.heappush(self._expiring, (record.expires, record.entry))
-        if len(self._expiring) > 2 * len(self._by_entry) + 1000:
-            self._expiring = [(kept.expires, kept.entry) for kept in self._by_entry.values()]
-            heapq.heapify(self._expiring)
-        if len(self._shared) > 3 * len(self._by_entry) + 1000:
-            self._shared.clear()
         return record
 
     def remove(self, entry: str) -> Record | None:
@@ -92,27 +81,13 @@ class Records:
                 del self._by_form[form]
         return record
 
-    def confirm(self, entry: str, created: float, namespace: str) -> bool:
-        """Notes that another tenant got the same fresh answer; False if that was known, or there is no record."""
-        record = self._by_entry.get(entry)
-        if (
-            record is None
-            or record.created != created
-            or namespace in record.confirmed
-            or namespace == record.namespace
-        ):
-            return False
-        self._by_entry[entry] = msgspec.structs.replace(record, confirmed=(*record.confirmed, namespace))
-        return True
-
-    def learn(self, entry: str, created: float, answer: str, disagreement: float) -> Record | None:
-        """Sets what a judge has found out about a record; returns it as it is kept, None if there is none."""
+    def change(self, entry: str, created: float, **changes: Any) -> Record | None:
+        """Sets fields of a record; returns it as it is kept, None if there is none of the answer of `created`."""
         record = self._by_entry.get(entry)
         if record is None or record.created != created:
             return None
-        found = msgspec.structs.replace(record, answer=answer, disagreement=disagreement)
-        self._by_entry[entry] = found
-        return found
+        changed = self._by_entry[entry] = msgspec.structs.replace(record, **changes)
+        return changed
 
     def use(self, entry: str) -> None:
         """Notes a use of the record: the least recently used one is evicted first."""
@@ -130,16 +105,6 @@ class Records:
         if record is None or record.partition != partition or record.expires <= now:
             return None
         return record if normal_form(record.text) == normal_form(text) else None
-
-    def pop_expired(self, now: float, most: int) -> list[str]:
-        """Up to `most` expired entries; they are still to be removed."""
-        gone: dict[str, None] = {}
-        while self._expiring and self._expiring[0][0] <= now and len(gone) < most:
-            expires, entry = heapq.heappop(self._expiring)
-            record = self._by_entry.get(entry)
-            if record is not None and record.expires == expires:
-                gone[entry] = None
-        return list(gone)
 
 
 def _form_of(partition: str, text: str) -> int | None:

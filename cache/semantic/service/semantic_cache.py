@@ -2,13 +2,13 @@
 
 import asyncio
 import itertools
-import time
+import secrets
 from collections import Counter
+from typing import NamedTuple
 
 from cache.entries.key import namespace_of
 from cache.semantic.embedding.embedder import Embedder
 from cache.semantic.inspection.decisions import Decisions, StoredQuestion, named_features
-from cache.semantic.judge.error_rates import ErrorRates
 from cache.semantic.judge.repeatability import is_unrepeatable, repeatable
 from cache.semantic.messages import (
     AnswerStored,
@@ -25,58 +25,58 @@ from cache.semantic.messages import (
     WrongAnswerReport,
     WrongAnswerResult,
 )
-from cache.semantic.policy.policy import NEIGHBOURS, Policy
+from cache.semantic.policy.policy import NEIGHBOURS, Evidence, Policy
 from cache.semantic.policy.threshold import ThresholdPolicy
 from cache.semantic.service.learner import Learner
-from cache.semantic.service.metrics import ServiceMetrics
-from cache.semantic.service.neighbours import Neighbour, Neighbours, Vector, neighbourhood_of, vouched, wording_of
-from cache.semantic.service.queries import OpenQueries, Query, ServedAnswer, ServedAnswers
-from cache.semantic.service.queues import LookupPriority
+from cache.semantic.service.neighbours import Neighbour, Vector, neighbourhood_of, vouched, wording_of
+from cache.semantic.service.queries import Latest, Query
 from cache.semantic.service.records import Record
-from cache.semantic.wording.comparison import Wording
 
 _LONG_TEXT = 120
 _EXPLAINED = 5
 
 
+class Candidate(NamedTuple):
+    """The answer that the neighbours of a question speak for, and the question whose record vouches for it.
+
+    Without `evidence` it may not be served, since `guard` refuses it; then `neighbour` is the nearest.
+    """
+
+    neighbour: Neighbour
+    evidence: Evidence | None
+    guard: str
+    features: dict[str, float]
+
+
 class SemanticCache:
     """Finds answers to questions that were asked before in other words:
 
-    same form → embed → neighbours → weigh → guards → decide
+    same form → embed → neighbours → weigh and compare → decide
     """
 
-    def __init__(
-        self,
-        embedder: Embedder,
-        neighbours: Neighbours,
-        policy: Policy,
-        errors: ErrorRates,
-        learner: Learner,
-        decisions: Decisions,
-        figures: ServiceMetrics,
-        priority: LookupPriority,
-        shares_purges: bool,
-    ) -> None:
+    def __init__(self, embedder: Embedder, learner: Learner, decisions: Decisions, shares_purges: bool) -> None:
+        self.decisions = decisions
+        self.figures = learner.figures
         self._embedder = embedder
-        self._neighbours = neighbours
-        self._policy = policy
-        self._errors = errors
         self._learner = learner
-        self._priority = priority
-        self._queries = OpenQueries()
-        self._served_answers = ServedAnswers()
+        self._neighbours = learner.neighbours
+        self._labels = learner.labels
+        self._shares_purges = shares_purges
+        # Not from 1: an answer that is reported to the next process must not match another question.
+        self._numbers = itertools.count(secrets.randbits(62) + 1)
+        self._open: Latest[int, Query] = Latest()
+        self._served: Latest[str, Query] = Latest()
+        # Questions that got a wrong answer: they get none of another question until they have one of their own.
+        self._rejected: Latest[str, None] = Latest()
         self._lookups: Counter[str] = Counter()
         self._gone: set[str] = set()
-        self._shares_purges = shares_purges
-        self.decisions = decisions
-        self.figures = figures
 
     async def ask(self, ask: LookupRequest) -> LookupHit | LookupMiss:
         """Raises EmbedderBusy and EmbeddingError if the question cannot be embedded."""
         self.figures.count("asked")
         self._lookups[ask.key] += 1
         try:
-            with self._priority.looking_up():
+            with self._learner.priority.looking_up():
                 return await self._find(ask)
         finally:
             self._lookups[ask.key] -= 1
@@ -85,161 +85,174 @@ class SemanticCache:
                 self._gone.discard(ask.key)
 
     async def _find(self, ask: LookupRequest) -> LookupHit | LookupMiss:
-        repeated = self._served_answers.take_repeated(ask.key, time.monotonic())
-        if repeated is not None:
-            await self._record_complaint(repeated)
-        is_disliked = self._served_answers.has_rejected(ask.key)
-        if ask.max_risk > 0 and not is_disliked and (same := self._same_form(ask)):
+        served = self._served.get(ask.key)
+        if served is not None and served.was_just_served:
+            self._complain(self._served.pop(ask.key))
+        if ask.max_risk > 0 and ask.key not in self._rejected and (same := self._same_form(ask)):
             self.figures.count("normalized" if ask.serve else "observed_normalized")
-            if ask.serve:
-                self._note(ServedAnswer(ask.key, same.entry, time.monotonic()))
+            self._note(Query(ask.key, ask.partition, ask.text, same.entry, ask.serve))
             return LookupHit(0, 1.0, layer="normalized", entry=same.entry, created=same.created, audit=False)
         with self.figures.timing("embed"):
             vector = await self._embedder.embed(ask.text)
         with self.figures.timing("search"):
             near = await self._near(ask.partition, vector)
-            if not all(are_repeatable := repeatable(self._errors, near)):
+            are_repeatable = repeatable(self._labels.errors, near)
+            if not all(are_repeatable):
                 self.figures.count("unrepeatable")
                 near = list(itertools.compress(near, are_repeatable))
-        evidence, place, guard, stored = None, None, "", None
+        candidate = None
         if near:
             with self.figures.timing("guards"):
-                weighed = self._policy.weigh(neighbourhood_of(near))
-                if len(ask.text) > _LONG_TEXT:  # reading takes milliseconds: in a thread
-                    wording = await asyncio.to_thread(wording_of, ask.text, near, weighed.members)
-                else:
-                    wording = wording_of(ask.text, near, weighed.members)
-            place, guard = wording.place, wording.veto
-            evidence = vouched(weighed, wording, near)
-            stored = _stored(near[place or 0], named_features(weighed, wording))
-        # A client that no longer waits uses nothing of the budget.
-        unwanted = "rejected" if is_disliked else "gone" if ask.key in self._gone else ""
-        max_risk = 0.0 if unwanted else ask.max_risk
-        if ask.threshold:  # outside the budget: it spends nothing, and is no label
-            decision = ThresholdPolicy(ask.threshold).decide(evidence, max_risk)
-            self.figures.count("by_threshold")
-        else:
-            decision = self._policy.decide(evidence, max_risk, compares=not ask.serve)
-        reason = guard or unwanted or decision.refusal
-        watched = self.decisions.decided(ask, max_risk, decision, reason, stored)
-        entry = "" if place is None else near[place].record.entry
-        served = decision.serve and ask.serve
-        judged = None if ask.threshold else evidence
-        query = Query(ask.key, ask.partition, ask.text, vector, judged, entry, decision, served, watched)
-        number = self._queries.open(query)
-        if guard:
-            self.figures.count_refusal(guard)
-        if not decision.serve or evidence is None or place is None:
-            risk = decision.risk if evidence else None
-            if not near:
-                return LookupMiss(number, None, risk, guard=guard)
-            record, similarity = near[0]
-            return LookupMiss(number, similarity, risk, record.entry, record.created, guard)
-        self.figures.count("served" if ask.serve else "observed")
-        if ask.serve:
-            self._note(ServedAnswer(ask.key, entry, time.monotonic(), judged, decision, watched))
-        similarity, risk = near[place].similarity, decision.risk
-        created = near[place].record.created
-        return LookupHit(number, similarity, risk, layer="semantic", entry=entry, created=created, audit=decision.audit)
-
-    async def explain(self, ask: ExplainRequest) -> Explanation:
-        """What a lookup would say, and of which neighbours. Raises EmbedderBusy and EmbeddingError."""
-        if ask.max_risk > 0 and (same := self._same_form(ask)):
-            return Explanation("normalized", same.entry, 0.0, "the same question was asked, written differently")
-        vector = await self._embedder.embed(ask.text)
-        found = await self._near(ask.partition, vector)
-        near = list(itertools.compress(found, repeatable(self._errors, found)))
-        if found and not near:
-            return Explanation("", "", None, "answers to such questions differ each time that they are asked")
-        if not near:
-            return Explanation("", "", None, "nothing was asked in the same context: system prompt, tools, parameters")
-        weighed = self._policy.weigh(neighbourhood_of(near))
-
-        def read() -> tuple[Wording, list[str]]:
-            vetoes = [wording_of(ask.text, [each], [0]).veto for each in near[:_EXPLAINED]]
-            return wording_of(ask.text, near, weighed.members), vetoes
-
-        wording, vetoes = await asyncio.to_thread(read)
-        neighbours = tuple(
-            ExplainedNeighbour(each.record.entry, each.similarity, refusing)
-            for each, refusing in zip(near[:_EXPLAINED], vetoes, strict=True)
-        )
-        evidence = vouched(weighed, wording, near)
-        if evidence is None:
-            return Explanation("", "", None, f"the guard {wording.veto!r} refuses the nearest answer", neighbours)
-        policy = ThresholdPolicy(ask.threshold) if ask.threshold else self._policy
-        serve, risk, reason = policy.assess(evidence, ask.max_risk)
-        return Explanation("semantic" if serve else "", evidence.entry, risk, reason, neighbours)
+                candidate = await self._weigh(ask.text, near)
+        return self._decide(ask, vector, candidate)
 
     async def _near(self, partition: str, vector: Vector) -> list[Neighbour]:
         """The neighbours of a question whose answers may go to its tenant, nearest first."""
         near, namespace = await self._neighbours.near(partition, vector), namespace_of(partition)
         return [each for each in near if self._neighbours.may_answer(each.record, namespace)][:NEIGHBOURS]
 
+    async def _weigh(self, text: str, near: list[Neighbour]) -> Candidate:
+        """Votes which answer is meant, and compares the text with the questions that have it."""
+        weighed = self._labels.policy.weigh(neighbourhood_of(near))
+        if len(text) > _LONG_TEXT:  # reading takes milliseconds: in a thread
+            wording = await asyncio.to_thread(wording_of, text, near, weighed.members)
+        else:
+            wording = wording_of(text, near, weighed.members)
+        evidence = vouched(weighed, wording, near)
+        return Candidate(near[wording.place or 0], evidence, wording.veto, named_features(weighed, wording))
+
+    def _decide(self, ask: LookupRequest, vector: Vector, candidate: Candidate | None) -> LookupHit | LookupMiss:
+        evidence = None if candidate is None else candidate.evidence
+        guard = "" if candidate is None else candidate.guard
+        # A client that no longer waits uses nothing of the budget.
+        unwanted = "rejected" if ask.key in self._rejected else "gone" if ask.key in self._gone else ""
+        max_risk = 0.0 if unwanted else ask.max_risk
+        decision = self._policy(ask).decide(evidence, max_risk, compares=not ask.serve)
+        stored = None if candidate is None else _stored(candidate)
+        watched = self.decisions.decided(ask, max_risk, decision, guard or unwanted or decision.refusal, stored)
+        query = Query(
+            ask.key,
+            ask.partition,
+            ask.text,
+            "" if evidence is None else evidence.entry,
+            decision.serve and ask.serve,
+            vector,
+            None if ask.threshold else evidence,  # outside the budget: it spends nothing, and is no label
+            decision,
+            watched,
+        )
+        number = next(self._numbers)
+        self._open[number] = query
+        if ask.threshold:
+            self.figures.count("by_threshold")
+        if guard:
+            self.figures.count_refusal(guard)
+        if candidate is None:
+            return LookupMiss(number)
+        (record, similarity), risk = candidate.neighbour, decision.risk
+        if not decision.serve:
+            return LookupMiss(number, similarity, risk if evidence else None, record.entry, record.created, guard)
+        self.figures.count("served" if ask.serve else "observed")
+        self._note(query)
+        return LookupHit(
+            number,
+            similarity,
+            risk,
+            layer="semantic",
+            entry=record.entry,
+            created=record.created,
+            audit=decision.audit,
+        )
+
+    async def explain(self, ask: ExplainRequest) -> Explanation:
+        """What a lookup would say, and of which neighbours. Raises EmbedderBusy and EmbeddingError."""
+        if ask.max_risk > 0 and (same := self._same_form(ask)):
+            return Explanation("normalized", same.entry, 0.0, "the same question was asked, written differently")
+        found = await self._near(ask.partition, await self._embedder.embed(ask.text))
+        near = list(itertools.compress(found, repeatable(self._labels.errors, found)))
+        if found and not near:
+            return Explanation("", "", None, "answers to such questions differ each time that they are asked")
+        if not near:
+            return Explanation("", "", None, "nothing was asked in the same context: system prompt, tools, parameters")
+        alone = [await self._weigh(ask.text, [each]) for each in near[:_EXPLAINED]]
+        neighbours = tuple(
+            ExplainedNeighbour(neighbour.record.entry, neighbour.similarity, guard) for neighbour, _, guard, _ in alone
+        )
+        candidate = await self._weigh(ask.text, near)
+        if candidate.evidence is None:
+            return Explanation("", "", None, f"the guard {candidate.guard!r} refuses the nearest answer", neighbours)
+        serve, risk, reason = self._policy(ask).assess(candidate.evidence, ask.max_risk)
+        return Explanation("semantic" if serve else "", candidate.evidence.entry, risk, reason, neighbours)
+
+    def _policy(self, ask: LookupRequest | ExplainRequest) -> Policy:
+        return ThresholdPolicy(ask.threshold) if ask.threshold else self._labels.policy
+
     def _same_form(self, ask: LookupRequest | ExplainRequest) -> Record | None:
         record = self._neighbours.same_form(ask.partition, ask.text)
-        return None if record is None or is_unrepeatable(self._errors, record) else record
+        return None if record is None or is_unrepeatable(self._labels.errors, record) else record
 
-    async def answered(self, note: AnswerStored) -> None:
-        """A fresh answer: compares it with what was or would have been served, and stores it."""
-        self._served_answers.accept(note.entry)
-        query = self._queries.close(note.query, note.partition, note.text)
-        if query is not None and query.decision.audit:
-            self._served_answers.take(query.key)  # it is judged now, so a rejection does not count
-        await self._learner.record_answer(note, query)
+    def answered(self, note: AnswerStored) -> None:
+        """A fresh answer: to be compared with what was or would have been served, and stored."""
+        self._rejected.pop(note.entry, None)
+        query = self._open.pop(note.query, None)
+        if query is not None and (query.partition, query.text) != (note.partition, note.text):
+            query = None
+        if query is not None and query.is_audit:
+            self._served.pop(query.key, None)  # it is judged now, so a rejection does not count
+        self._learner.record_answer(note, query)
 
-    async def retried(self, note: RefreshRequested) -> None:
-        served_answer = self._served_answers.take(note.key)
-        if served_answer is not None:
-            await self._record_complaint(served_answer)
+    def retried(self, note: RefreshRequested) -> None:
+        self._complain(self._served.pop(note.key, None))
 
-    async def unused(self, note: HitDiscarded) -> None:
+    def unused(self, note: HitDiscarded) -> None:
         """The client does not wait for the answer; its lookup may still be running."""
-        if self._served_answers.take(note.key) is None and note.key in self._lookups:
+        if self._served.pop(note.key, None) is None and note.key in self._lookups:
             self._gone.add(note.key)
 
     async def wrong(self, message: WrongAnswerReport) -> WrongAnswerResult:
-        labels = await self.report_wrong_answer(message.entry)
+        labels = self.report_wrong_answer(message.entry)
         return WrongAnswerResult(await self._learner.forget(message.entry, wrong=True), labels)
 
-    async def report_wrong_answer(self, entry: str) -> int:
+    def report_wrong_answer(self, entry: str) -> int:
         """Learns that the last serving of an entry was wrong; returns how many labels."""
-        served_answer = self._served_answers.take_latest_of(entry)
-        return 0 if served_answer is None else await self._record_complaint(served_answer)
+        key = next((key for key, served in reversed(self._served.items()) if served.entry == entry), None)
+        return 0 if key is None else self._complain(self._served.pop(key))
 
     async def forget(self, note: EntryDeleted) -> None:
         record = self._neighbours.records.get(note.entry)
         if record is not None and note.created in (0.0, record.created):
             await self._learner.forget(note.entry)
+        self.decisions.forget_texts((note.entry,))
 
     async def purged(self, note: Purged) -> None:
         """Removes purged records; with a store that gateways share, purges come from there."""
         if not self._shares_purges:
-            await self._learner.discard(
-                [record.entry for record in self._neighbours.records if _is_purged(record, note)]
-            )
+            await self._learner.discard(await self._neighbours.chosen(lambda record: _is_purged(record, note)))
+        self.decisions.forget_all_texts()
 
-    def _note(self, served_answer: ServedAnswer) -> None:
-        if served_answer.key not in self._gone:
-            self._neighbours.records.use(served_answer.entry)
-            self._served_answers.note(served_answer)
+    def _note(self, query: Query) -> None:
+        """The answer goes to a client, unless that does not wait any more."""
+        if query.served and query.key not in self._gone:
+            self._neighbours.records.use(query.entry)
+            self._served[query.key] = query
 
-    async def _record_complaint(self, served_answer: ServedAnswer) -> int:
+    def _complain(self, served: Query | None) -> int:
         """Learns that the client rejected a served answer; returns the number of labels."""
-        self.figures.count("blamed")
-        self._served_answers.reject(served_answer.key)
-        if served_answer.watched is not None:
-            served_answer.watched.complained()
-        label = served_answer.label()
-        if label is None:
+        if served is None:
             return 0
-        await self._learner.add_label(label)
-        return 1
+        self.figures.count("blamed")
+        self._rejected[served.key] = None
+        if served.watched is not None:
+            served.watched.complained()
+        label = served.label(False, "user")
+        if label is not None:
+            self._learner.add_label(label)
+        return int(label is not None)
 
 
-def _stored(neighbour: Neighbour, features: dict[str, float]) -> StoredQuestion:
-    record = neighbour.record
-    return StoredQuestion(record.entry, record.model, record.text, neighbour.similarity, features)
+def _stored(candidate: Candidate) -> StoredQuestion:
+    record, similarity = candidate.neighbour
+    return StoredQuestion(record.entry, record.model, record.text, similarity, candidate.features)
 
 
 def _is_purged(record: Record, note: Purged) -> bool:

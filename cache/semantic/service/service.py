@@ -6,7 +6,7 @@ import functools
 import logging
 import math
 import random
-import secrets
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -56,12 +56,9 @@ from cache.semantic.policy.vcache import VCachePolicy
 from cache.semantic.service.answers import Answers
 from cache.semantic.service.config import EMBEDDING, Config
 from cache.semantic.service.labels import Labels
-from cache.semantic.service.learner import JudgeBudget, Learner
+from cache.semantic.service.learner import Learner
 from cache.semantic.service.log import RecordLog
-from cache.semantic.service.metrics import ServiceMetrics
 from cache.semantic.service.neighbours import Neighbours
-from cache.semantic.service.queues import LookupPriority
-from cache.semantic.service.record_format import RecordFormat
 from cache.semantic.service.records import Record
 from cache.semantic.service.semantic_cache import SemanticCache
 from cache.semantic.service.server import serving
@@ -79,8 +76,8 @@ Load = Callable[[str, str | None], Encoder]
 
 _SERVICE = "keepgate-semantic-cache"
 _STORE_DEADLINE = 2.0
-_EXPIRED_AT_ONCE = 500
 _TICK = 0.5
+_SHARE_FOR_LOOKING = 0.02
 _NOTES_KEPT = 1000
 _STUCK_SECONDS = 1.0
 # Shares of the gateway's deadline. A lookup that would wait longer for the embedding model is refused at once, and one
@@ -94,11 +91,11 @@ class Service:
 
     def __init__(self, socket: Path, model: str, deadline: float, tracing: Tracing) -> None:
         self.socket = socket
-        self.model = model
+        self._model = model
         self._tracing = tracing
         self._patience = deadline * _SHARE_FOR_ASKING
         self._cache: SemanticCache | None = None
-        self._describe: Callable[[], Stats | Refused] | None = None
+        self._describe: Callable[[], Stats | Refused] = lambda: Refused("")
         self._notes: deque[Note] = deque(maxlen=_NOTES_KEPT)
 
     async def begin(self, cache: SemanticCache, describe: Callable[[], Stats | Refused]) -> None:
@@ -112,36 +109,35 @@ class Service:
 
     async def handle(self, message: Question | Note) -> Reply | None:
         """The reply to a question, None to a note. Raises CacheError if the cache fails."""
-        if self._cache is None or self._describe is None:
+        cache = self._cache
+        if cache is None:
             if isinstance(message, Question):
-                return Refused(f"the semantic cache is not ready: it waits for {self.model}")
+                return Refused(f"the semantic cache is not ready: it waits for {self._model}")
             self._notes.append(message)
             return None
         match message:
             case LookupRequest():
-                return await self._ask(self._cache, message)
+                return await self._ask(cache, message)
             case ExplainRequest():
-                return await self._cache.explain(message)
+                return await cache.explain(message)
             case WrongAnswerReport():
-                return await self._cache.wrong(message)
+                return await cache.wrong(message)
             case StatsRequest():
                 return self._describe()
             case DecisionsRequest():
-                return self._cache.decisions.page(message)
+                return cache.decisions.page(message)
             case WhatIfRequest():
-                return await self._cache.decisions.what_if(message)
+                return await cache.decisions.what_if(message)
             case AnswerStored():
-                await self._cache.answered(message)
+                cache.answered(message)
             case RefreshRequested():
-                await self._cache.retried(message)
+                cache.retried(message)
             case HitDiscarded():
-                await self._cache.unused(message)
+                cache.unused(message)
             case EntryDeleted():
-                await self._cache.forget(message)
-                self._cache.decisions.forget_texts((message.entry,))
+                await cache.forget(message)
             case Purged():
-                await self._cache.purged(message)
-                self._cache.decisions.forget_all_texts()
+                await cache.purged(message)
         return None
 
     async def _ask(self, cache: SemanticCache, ask: LookupRequest) -> Reply:
@@ -165,37 +161,25 @@ async def open_service(config: Config, load: Load) -> AsyncIterator[Service]:
     """
     async with contextlib.AsyncExitStack() as stack:
         # No share of its own: a trace is begun by the gateway.
-        traces = open_tracing(_SERVICE, endpoint=config.traces_endpoint, file=config.traces_file, share=0.0)
-        service = Service(
-            Path(config.socket),
-            config.model_url or config.model,
-            config.deadline,
-            await stack.enter_async_context(traces),
+        tracing = await stack.enter_async_context(
+            open_tracing(_SERVICE, endpoint=config.traces_endpoint, file=config.traces_file, share=0.0)
         )
+        service = Service(Path(config.socket), config.model_url or config.model, config.deadline, tracing)
         await stack.enter_async_context(serving(service.socket, service.handle))
         await asyncio.to_thread(load_words)
         await asyncio.to_thread(load_languages)
-        source = _server(config) if config.model_url else functools.partial(load, config.model, config.model_prompt)
+        source: EmbeddingServer | Callable[[], Encoder] = functools.partial(load, config.model, config.model_prompt)
+        if config.model_url:
+            source = EmbeddingServer(config.model_url, config.model, config.model_key, config.model_prompt or "")
         waiting, asking = config.deadline * _SHARE_FOR_WAITING, config.deadline * _SHARE_FOR_ASKING
         embedders = await stack.enter_async_context(open_embedders(source, waiting, asking))
-        judging = await stack.enter_async_context(_judging(config, embedders, load))
+        judging = embedders.background
+        is_default = config.model == DEFAULT and not config.model_url and config.model_prompt is None
+        if config.judge == EMBEDDING and not is_default:  # its coefficients are fitted to the default model
+            encoder = await asyncio.to_thread(load, DEFAULT, None)
+            judging = await stack.enter_async_context(open_embedder(encoder, patient=True))
         await stack.enter_async_context(_running(config, embedders, judging, service))
         yield service
-
-
-def _server(config: Config) -> EmbeddingServer:
-    return EmbeddingServer(config.model_url, config.model, config.model_key, config.model_prompt or "")
-
-
-@asynccontextmanager
-async def _judging(config: Config, embedders: Embedders, load: Load) -> AsyncIterator[Embedder]:
-    """The embedder of the judge without a URL, whose coefficients are fitted to the default model."""
-    is_default = config.model == DEFAULT and not config.model_url and config.model_prompt is None
-    if is_default or config.judge != EMBEDDING:
-        yield embedders.background
-        return
-    async with open_embedder(await asyncio.to_thread(load, DEFAULT, None), patient=True) as embedder:
-        yield embedder
 
 
 @asynccontextmanager
@@ -206,7 +190,6 @@ async def _running(config: Config, embedders: Embedders, judging: Embedder, serv
         store = await stack.enter_async_context(_store(config.redis, encryption))
         shared = await stack.enter_async_context(_log(config.redis, model, encryption))
         judge = await stack.enter_async_context(make_judge(config, judging))
-        policy = make_policy(config, random.Random())  # noqa: S311  # which hits are audited is no secret
         what_if = WhatIf(config.delta, PRIOR_ERROR) if config.policy == "budget" else None
         decisions = Decisions(what_if, config.show_questions)
         neighbours = Neighbours(
@@ -217,26 +200,19 @@ async def _running(config: Config, embedders: Embedders, judging: Embedder, serv
             decisions.forget_texts,
         )
         stack.push_async_callback(asyncio.to_thread, neighbours.close)
-        errors = ErrorRates(judge.same_above)
         labels = Labels(
-            policy, errors, f"{config.policy}:{model.fingerprint}", judge_name(config, judging.model.fingerprint)
+            make_policy(config, random.Random()),  # noqa: S311  # which hits are audited is no secret
+            ErrorRates(judge.same_above),
+            f"{config.policy}:{model.fingerprint}",
+            judge_name(config, judging.model.fingerprint),
         )
-        figures, priority = ServiceMetrics(), LookupPriority()
-        judge_budget = JudgeBudget(math.inf if config.judge == EMBEDDING else config.judge_share)
-        learner = Learner(
-            patient, neighbours, Answers(store), judge, judge_budget, labels, shared, figures, priority, config.capacity
-        )
-        cache = SemanticCache(
-            embedder, neighbours, policy, errors, learner, decisions, figures, priority, shares_purges=store is not None
-        )
-        works = [
-            *(watch() for watch in embedders.watches),
-            learner.work(),
-            _maintain(neighbours, learner, decisions, store, config.capacity),
-        ]
+        judge_share = math.inf if config.judge == EMBEDDING else config.judge_share
+        learner = Learner(patient, neighbours, Answers(store), judge, labels, config.capacity, judge_share, shared)
+        cache = SemanticCache(embedder, learner, decisions, shares_purges=store is not None)
+        works = [*(watch() for watch in embedders.watches), learner.work(), _maintain(cache, learner, store, config)]
         sharing = None
         if shared is not None and store is not None:
-            sharing = Sharing(shared, neighbours, patient, labels, cache.report_wrong_answer, priority)
+            sharing = Sharing(shared, learner, patient, cache.report_wrong_answer)
             with contextlib.suppress(StoreUnavailable):  # it is learned later, by follow_purges
                 await store.sync_purges()
             works += [sharing.follow(), sharing.reembed(), shared.write(), shared.breaker.watch()]
@@ -245,7 +221,7 @@ async def _running(config: Config, embedders: Embedders, judging: Embedder, serv
         def describe() -> Stats | Refused:
             if not config.model_url and embedder.seconds_under_way > _STUCK_SECONDS:
                 return Refused("the embedding model does not answer")
-            return Stats(_figures(cache, neighbours, policy, judge, labels, embedders, sharing, shared))
+            return Stats(_figures(learner, judge, embedders, sharing, shared))
 
         async with _tasks(works):
             await service.begin(cache, describe)
@@ -287,8 +263,7 @@ async def _log(url: str, model: Encoder | Model, encryption: Encryption) -> Asyn
         yield None
         return
     async with open_topology(url) as topology:
-        record_format = RecordFormat(model.fingerprint, model.dimensions)
-        yield RecordLog(topology, secrets.token_hex(8), record_format, encryption)
+        yield RecordLog(topology, model.fingerprint, model.dimensions, encryption)
 
 
 def _counter(store: ExactCache | None) -> Callable[[Record], bool]:
@@ -300,40 +275,32 @@ def _counter(store: ExactCache | None) -> Callable[[Record], bool]:
     )
 
 
-async def _maintain(
-    neighbours: Neighbours, learner: Learner, decisions: Decisions, store: ExactCache | None, capacity: int
-) -> None:
+async def _maintain(cache: SemanticCache, learner: Learner, store: ExactCache | None, config: Config) -> None:
     """Removes expired and purged records, and those of others beyond this process's capacity."""
-    purges = 0
+    purges, took = 0, 0.0
     while True:
-        await asyncio.sleep(_TICK)
-        while len(await neighbours.expire(_EXPIRED_AT_ONCE)) == _EXPIRED_AT_ONCE:
-            pass
-        await neighbours.bound(capacity)
+        await asyncio.sleep(max(_TICK, took / _SHARE_FOR_LOOKING))
+        began = time.monotonic()
+        await learner.neighbours.bound(config.capacity)
         if store is not None and store.purges != purges:
             purges = store.purges
-            await learner.discard(await neighbours.purged())
-            decisions.forget_all_texts()
+            await learner.discard(await learner.neighbours.purged())
+            cache.decisions.forget_all_texts()
+        took = time.monotonic() - began
 
 
 def _figures(
-    cache: SemanticCache,
-    neighbours: Neighbours,
-    policy: Policy,
-    judge: Judge,
-    labels: Labels,
-    embedders: Embedders,
-    sharing: Sharing | None,
-    shared: RecordLog | None,
+    learner: Learner, judge: Judge, embedders: Embedders, sharing: Sharing | None, shared: RecordLog | None
 ) -> dict[str, object]:
+    index, labels = learner.neighbours.index, learner.labels
     return {
         "model": embedders.lookups.model.name,
         "embedder": embedders.figures(),
-        "entries": len(neighbours.records),
-        "partitions": neighbours.index.partitions,
-        "bytes": neighbours.index.bytes,
-        "recall_at_1": neighbours.index.recall.at_1,
-        "recall_compared": neighbours.index.recall.compared,
+        "entries": len(learner.neighbours.records),
+        "partitions": index.partitions,
+        "bytes": index.bytes,
+        "recall_at_1": index.recall.at_1,
+        "recall_compared": index.recall.compared,
         "loaded": sharing is None or sharing.loaded,
         "reembedding": {"left": 0, "done": 0, "failed": 0} if sharing is None else sharing.reembedding(),
         "writes_dropped": 0 if shared is None else shared.dropped,
@@ -341,9 +308,9 @@ def _figures(
         "labels_of_other_versions": labels.of_other_versions.total(),
         "judge_failures": judge.failures,
         "judge": [msgspec.structs.asdict(figures) for figures in labels.errors.figures()],
-        "policy": policy.figures(),
-        "reliability": policy.reliability(),
-        **cache.figures.as_dict(),
+        "policy": labels.policy.figures(),
+        "reliability": labels.policy.reliability(),
+        **learner.figures.as_dict(),
     }
 
 

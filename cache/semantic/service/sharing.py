@@ -7,22 +7,21 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import msgspec
 
 from cache.errors import StoreUnavailable
 from cache.semantic.embedding.embedder import Embedder
 from cache.semantic.embedding.errors import EmbeddingError
-from cache.semantic.service.labels import Labels
+from cache.semantic.service.learner import Learner
 from cache.semantic.service.log import Event, RecordLog
-from cache.semantic.service.neighbours import Neighbours, Vector
-from cache.semantic.service.queues import LookupPriority
+from cache.semantic.service.neighbours import Vector
 from cache.semantic.service.records import Record
+from cache.stores.redis_replies import is_after
 
 log = logging.getLogger(__name__)
 
-_PAUSE = 0.5
 _SAVE_SECONDS = 30.0
 _MAX_ORIGINS = 1000
 _REEMBEDDED_AT_ONCE = 16
@@ -40,27 +39,24 @@ class Sharing:
     def __init__(
         self,
         shared: RecordLog,
-        neighbours: Neighbours,
+        learner: Learner,
         embedder: Embedder,
-        labels: Labels,
-        report_wrong_answer: Callable[[str], Awaitable[object]],
-        priority: LookupPriority,
+        report_wrong_answer: Callable[[str], object],
     ) -> None:
         self._log = shared
-        self._neighbours = neighbours
+        self._neighbours = learner.neighbours
+        self._labels = learner.labels
+        self._priority = learner.priority
         self._embedder = embedder
-        self._labels = labels
-        self._record_complaint = report_wrong_answer
+        self._report_wrong_answer = report_wrong_answer
         self._seen: dict[str, int] = {}
         self._position = "0-0"
         self._loaded_at = "0-0"
         self._saved = (0, time.monotonic())
         self.loaded = False
-        self._priority = priority
-        # The entries whose records have no vector of this model yet. Those of processes that run now, with the other
-        # model, keep theirs in Redis.
+        self._began = time.time()
+        # The entries whose records have no vector of this model yet.
         self._incomplete: set[str] = set()
-        self._of_others: set[str] = set()
         self._has_incomplete = asyncio.Event()
         self._reembedded = self._unembeddable = 0
 
@@ -74,33 +70,12 @@ class Sharing:
             try:
                 if not self.loaded:
                     await self._load()
-                events = await self._log.since(self._position)
-                await self._apply(events)
+                await self._apply(await self._log.since(self._position))
                 if time.monotonic() - self._saved[1] >= _SAVE_SECONDS:
                     await self.save()
                     await self._log.sweep()
             except StoreUnavailable:
-                await asyncio.sleep(_PAUSE)
-                await self._log.breaker.wait_closed()
-
-    async def reembed(self) -> None:
-        """Computes the vectors that records lack, and stores them; runs for as long as the cache is used."""
-        while True:
-            await self._has_incomplete.wait()
-            await self._priority.yield_to_lookups()
-            # The order of a set differs between processes, so that each computes a part.
-            entries = list(itertools.islice(self._incomplete, _REEMBEDDED_AT_ONCE))
-            try:
-                await self._complete(entries)
-            except StoreUnavailable:
-                await asyncio.sleep(_PAUSE)
-                await self._log.breaker.wait_closed()
-                continue
-            self._incomplete.difference_update(entries)
-            self._of_others.difference_update(entries)
-            if not self._incomplete:
-                self._has_incomplete.clear()
-                log.info("%d questions were embedded anew", self._reembedded)
+                await self._log.wait_available()
 
     async def save(self) -> None:
         """Stores the policy's state. Raises StoreUnavailable."""
@@ -111,7 +86,7 @@ class Sharing:
 
     async def _load(self) -> None:
         """In this order: an event that comes while records are read is applied after them."""
-        await self._log.make_room()
+        await self._log.make_room(self._labels.name)
         learned = await self._log.learned(self._labels.name)
         if learned is not None and self._labels.restore(learned[1]):
             self._position = learned[0]
@@ -123,19 +98,17 @@ class Sharing:
         log.info("%d answered questions from redis in %.1f s", len(self._neighbours.records), time.monotonic() - began)
 
     async def _apply(self, events: list[Event]) -> None:
-        news = [e for e in events if e.origin != self._log.origin and _is_after(e.position, self._loaded_at)]
+        news = [e for e in events if e.origin != self._log.origin and is_after(e.position, self._loaded_at)]
         # Only the last change of an entry counts.
-        last = {event.data: event.kind for event in news if event.kind in ("put", "remove")}
-        put = [entry.decode(errors="replace") for entry, kind in last.items() if kind == "put"]
-        self._of_others |= await self._take_over(await self._log.records(put))  # after a failure they are read again
-        for entry, kind in last.items():
-            if kind == "remove":
-                await self._neighbours.remove(entry.decode(errors="replace"))
+        last = {e.data.decode(errors="replace"): e.kind for e in news if e.kind in ("put", "remove")}
+        put = [entry for entry, kind in last.items() if kind == "put"]
+        await self._take_over(await self._log.records(put))  # after a failure they are read again
+        await self._neighbours.remove(last.keys() - put)
         for event in news:
             if event.kind == "confirm":
                 self._confirm(event.data)
             elif event.kind == "wrong":
-                await self._record_complaint(event.data.decode(errors="replace"))
+                self._report_wrong_answer(event.data.decode(errors="replace"))
         for event in events:
             if event.kind == "label" and self._is_new(event):
                 self._labels.take(event.data)
@@ -156,15 +129,29 @@ class Sharing:
         except (msgspec.DecodeError, UnicodeDecodeError):
             log.warning("ignoring a confirmation in redis that does not decode")
 
-    async def _take_over(self, records: list[tuple[Record, Vector | None]]) -> set[str]:
-        """Returns the entries whose vectors are of another model."""
+    async def _take_over(self, records: list[tuple[Record, Vector | None]]) -> None:
         valid = [(record, vector) for record, vector in records if record.expires > time.time()]
         await self._neighbours.put_all(valid)
-        incomplete = {record.entry for record, vector in valid if vector is None}
-        self._incomplete |= incomplete
+        self._incomplete.update(record.entry for record, vector in valid if vector is None)
         if self._incomplete:
             self._has_incomplete.set()
-        return incomplete
+
+    async def reembed(self) -> None:
+        """Computes the vectors that records lack, and stores them; runs for as long as the cache is used."""
+        while True:
+            await self._has_incomplete.wait()
+            await self._priority.yield_to_lookups()
+            # The order of a set differs between processes, so that each computes a part.
+            entries = list(itertools.islice(self._incomplete, _REEMBEDDED_AT_ONCE))
+            try:
+                await self._complete(entries)
+            except StoreUnavailable:
+                await self._log.wait_available()
+                continue
+            self._incomplete.difference_update(entries)
+            if not self._incomplete:
+                self._has_incomplete.clear()
+                log.info("%d questions were embedded anew", self._reembedded)
 
     async def _complete(self, entries: list[str]) -> None:
         """Raises StoreUnavailable."""
@@ -172,21 +159,20 @@ class Sharing:
         stored = await self._log.records([entry for entry in entries if self._neighbours.records.get(entry)])
         await self._neighbours.complete([(record, vector) for record, vector in stored if vector is not None])
         lacking = [record for record, vector in stored if vector is None]
-        texts = [record.text for record in lacking]
-        vectors = await asyncio.gather(*map(self._embedder.embed, texts), return_exceptions=True)
+        found = await asyncio.gather(*(self._embedder.embed(record.text) for record in lacking), return_exceptions=True)
         computed: list[tuple[Record, Vector]] = []
-        for record, found in zip(lacking, vectors, strict=True):
+        for record, vector in zip(lacking, found, strict=True):
             # Of a batch that failed, maybe one text was at fault.
-            vector = await self._embedded(record.text) if isinstance(found, EmbeddingError) else found
-            if isinstance(vector, BaseException):
-                raise vector
-            if vector is None:
+            alone = await self._embedded(record.text) if isinstance(vector, EmbeddingError) else vector
+            if isinstance(alone, BaseException):
+                raise alone
+            if alone is None:
                 self._unembeddable += 1
             else:
-                computed.append((record, vector))
+                computed.append((record, alone))
         for record, vector in await self._neighbours.complete(computed):
             self._reembedded += 1
-            if record.entry not in self._of_others:
+            if record.created < self._began:  # else it is of a process that runs now, with the other model
                 self._log.complete(record, vector)
 
     async def _embedded(self, text: str) -> Vector | None:
@@ -199,12 +185,3 @@ class Sharing:
                 tries += self._embedder.model.is_available
                 await self._embedder.model.wait_available()
         return None
-
-
-def _is_after(position: str, other: str) -> bool:
-    return _parts(position) > _parts(other)
-
-
-def _parts(position: str) -> tuple[int, int]:
-    milliseconds, _, number = position.partition("-")
-    return int(milliseconds), int(number)

@@ -1,4 +1,4 @@
-"""Records: by entry, by normal form, by age."""
+"""Records: by entry, by normal form, by use."""
 
 import hypothesis.strategies as st
 import msgspec
@@ -56,30 +56,11 @@ class RecordsMachine(RuleBasedStateMachine):
         if f"a.{number}" in self.model:
             self.model[f"a.{number}"] = self.model.pop(f"a.{number}")
 
-    @rule(now=st.integers(0, 10), most=st.integers(1, 3))
-    def expire(self, now: int, most: int) -> None:
-        due = {entry for entry, kept in self.model.items() if kept.expires <= now}
-        gone = self.records.pop_expired(float(now), most)
-        assert len(gone) == len(set(gone)) == min(most, len(due))
-        assert set(gone) <= due
-        for entry in gone:
-            self.records.remove(entry)
-            self.drop(entry)
-
-    @rule(number=st.integers(0, 5), namespace=st.sampled_from(("a", "b", "c")))
-    def confirm(self, number: int, namespace: str) -> None:
-        kept = self.records.get(f"a.{number}")
-        assert not self.records.confirm(f"a.{number}", 6.0, namespace), "that was another answer"
-        is_news = self.records.confirm(f"a.{number}", 5.0, namespace)
-        assert is_news == (kept is not None and namespace != "a" and namespace not in kept.confirmed)
-        if (kept := self.records.get(f"a.{number}")) is not None:
-            self.model[f"a.{number}"] = kept
-
     @rule(number=st.integers(0, 5), answer=st.sampled_from(("a.0", "b.7")))
-    def learn(self, number: int, answer: str) -> None:
+    def change(self, number: int, answer: str) -> None:
         kept = self.records.get(f"a.{number}")
-        assert self.records.learn(f"a.{number}", 6.0, answer, 1.0) is None, "that was another answer"
-        new = self.records.learn(f"a.{number}", 5.0, answer, 1.0)
+        assert self.records.change(f"a.{number}", 6.0, answer=answer) is None, "that was another answer"
+        new = self.records.change(f"a.{number}", 5.0, answer=answer, disagreement=1.0)
         assert new == (kept and msgspec.structs.replace(kept, answer=answer, disagreement=1.0))
         if new is not None:
             self.model[f"a.{number}"] = new
