@@ -1,9 +1,12 @@
 """The index: entries by partition, found by cosine, with expiry."""
 
+import itertools
 import math
 import sys
 import threading
 from array import array
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import faiss
 import numpy as np
@@ -12,30 +15,26 @@ import numpy.typing as npt
 from cache.semantic.index.list_builder import ListBuilder
 from cache.semantic.index.partition import Partition, Thresholds
 from cache.semantic.index.recall import Comparing, RecallWatch
-from cache.semantic.index.rows import RowStore
-from cache.semantic.index.table import Floats, Rows, unit_vector
+from cache.semantic.index.table import Floats, Rows, RowTable, unit_vector
 
 # Candidates beyond those requested: 8-bit codes put nearly equal neighbours into a wrong order.
 _MARGIN = 16
-# What Python takes beside the columns: the row number in the dict of entries, and for a partition its object, its
-# array with what malloc adds, and the slot in the dict. CPython 3.11; tests compare with what the process takes.
-_NUMBER_BYTES = 32
-# With half of the 16 bytes to which malloc rounds up.
+# What Python takes beside the table and the lists: of an entry its row in the dict and in an array, of an id what
+# malloc adds and rounds up, of a partition its object, its array and its slots in two dicts. CPython 3.11.
+_NUMBER_BYTES = 36
 _STRING_BYTES = 57
-_PARTITION_BYTES = 300
-# The entry's and the partition's reference, the place and the time; lists and arrays have an eighth in reserve at most.
-_COLUMN_BYTES = 31
+_PARTITION_BYTES = 440
 
 
 class VectorIndex:
     """Unit vectors [d] by partition, in memory, with exact cosines of the results.
 
     One lock guards everything. A call holds it throughout, a search for some milliseconds, so call from one
-    thread that is not an event loop's; the index's own threads hold it for a batch of rows at a time. A search sees
+    thread that is not an event loop's; the index's own thread holds it for some rows at a time. A search sees
     every entry that was added before, and none that was removed.
 
     Vectors are kept as 16-bit fixed-point numbers, which moves a cosine by 6e-5 at most. In a partition of more than
-    `thresholds.one_list` entries some neighbours are missed: about 1 % of the sixteen nearest.
+    `thresholds.flat` entries some neighbours are missed: about 1 % of the sixteen nearest.
     """
 
     def __init__(
@@ -47,12 +46,17 @@ class VectorIndex:
         self.dimensions = dimensions
         faiss.omp_set_num_threads(1)
         self._lock = threading.Lock()
-        self._store = RowStore(dimensions)
+        self._table = RowTable(dimensions)
+        self._batch = thresholds.batch
         self._partitions: dict[str, Partition] = {}
+        self._by_number: dict[int, Partition] = {}
+        self._numbers = itertools.count(1)
         self._row_of: dict[str, int] = {}
         self._name_bytes = 0
-        self._builder = ListBuilder(self._store, self._lock, thresholds)
-        self.recall = RecallWatch(self._store, self._lock, self._builder.numbers, comparing)
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="semantic-index")
+        run: Callable[[Callable[[], None]], object] = self._background.submit
+        self._builder = ListBuilder(self._table, self._lock, run, thresholds)
+        self.recall = RecallWatch(self._table, self._lock, run, comparing)
 
     def __len__(self) -> int:
         """Entries, with expired ones that were not removed yet."""
@@ -68,11 +72,11 @@ class VectorIndex:
     @property
     def bytes(self) -> int:
         """The memory that entries and partitions take, ids and names included."""
-        lists = sum(lists.bytes for lists in self._builder.lists())
-        columns = self._store.table.bytes + _COLUMN_BYTES * len(self)
-        entries = sys.getsizeof(self._row_of) + _NUMBER_BYTES * len(self) + 4 * len(self)
-        partitions = sys.getsizeof(self._partitions) + _PARTITION_BYTES * self.partitions
-        return lists + columns + entries + partitions + self._name_bytes
+        with self._lock:
+            lists = sum(lists.bytes for lists in self._builder.made)
+            dicts = sum(map(sys.getsizeof, (self._row_of, self._partitions, self._by_number)))
+            numbers = _NUMBER_BYTES * len(self) + _PARTITION_BYTES * self.partitions
+            return lists + dicts + numbers + self._table.bytes + self._name_bytes
 
     def add(self, partition: str, entry: str, vector: npt.ArrayLike, expires: float) -> None:
         """Adds an entry to a partition until `expires`, Unix seconds.
@@ -87,11 +91,14 @@ class VectorIndex:
             self._remove(entry)
             owner = self._partitions.get(partition)
             if owner is None:
-                owner = self._partitions[partition] = Partition(partition, array("i"))
+                owner = Partition(partition, next(self._numbers), array("i"))
+                self._partitions[partition] = self._by_number[owner.number] = owner
                 self._name_bytes += _STRING_BYTES + len(partition)
-            self._row_of[entry] = self._store.append(entry, owner, unit, expires)
+            row = self._row_of[entry] = self._table.add(entry, owner.number, unit, expires)
+            owner.flat.append(row)
             self._name_bytes += _STRING_BYTES + len(entry)
-            self._builder.schedule(owner)
+            owner.move_batch(self._table, self._batch)
+            self._builder.check(owner)
 
     def remove(self, entry: str) -> bool:
         """Removes an entry; False if there is none."""
@@ -111,51 +118,46 @@ class VectorIndex:
             if searched is None:
                 return []
             rows = self._candidates(searched, unit, k, now)
-            cosines = self._store.table.cosines(rows, unit)
+            cosines = self._table.cosines(rows, unit)
             nearest = np.argsort(-cosines, kind="stable")[:k]
-            entries = self._store.entries
-            self.recall.offer(searched, unit, float(cosines[nearest[0]]) if len(nearest) else -1.0, now)
+            if searched.lists is not None:  # else every row was compared
+                highest = float(cosines[nearest[0]]) if len(nearest) else -1.0
+                self.recall.offer(searched.number, unit, highest, now)
+            entries = self._table.entries
             return [(entries[rows[i]], float(cosines[i])) for i in nearest.tolist()]
 
     def settle(self, timeout: float) -> bool:
-        """Waits until all rows are in their final places, at most `timeout` seconds; False if they are not."""
+        """Waits until all lists are made, at most `timeout` seconds; False if they are not."""
         return self._builder.settle(timeout)
 
     def close(self) -> None:
-        """End the background threads. The index can still be searched."""
+        """End the background thread. The index can still be searched and changed."""
         self._builder.close()
         self.recall.close()
+        self._background.shutdown(cancel_futures=True)
 
     def _remove(self, entry: str) -> bool:
         row = self._row_of.pop(entry, None)
         if row is None:
             return False
-        owner = self._store.owners[row]
-        renumbered = self._store.remove(row)
-        if renumbered is not None:
-            self._row_of[renumbered] = row
+        owner = self._by_number[self._table.remove(row)]
+        owner.remove(row)
         self._name_bytes -= _STRING_BYTES + len(entry)
         if len(owner) == 0:
-            del self._partitions[owner.name]
-            self._builder.forget(owner)
+            del self._partitions[owner.name], self._by_number[owner.number]
             self._name_bytes -= _STRING_BYTES + len(owner.name)
-        self._builder.schedule(owner)
+        else:
+            self._builder.check(owner)
         return True
 
     def _candidates(self, partition: Partition, vector: Floats, k: int, now: float) -> Rows:
         """Rows among which the k nearest are, without any that has expired."""
-        rows = np.array(partition.flat, np.int64)
-        found = [rows[self._lives(rows, now)]]
-        for lists in partition.in_use:
-            rows = lists.search(vector, k + _MARGIN)
-            living = rows[self._lives(rows, now)]
-            if len(rows) - len(living) > _MARGIN // 2:
-                # Too many of the nearest have expired: search the others only.
-                bitmap = np.packbits(np.frombuffer(self._store.times) > now, bitorder="little")
-                living = lists.search(vector, k + _MARGIN, bitmap)
-            found.append(living)
-        return np.concatenate(found)
-
-    def _lives(self, rows: Rows, now: float) -> npt.NDArray[np.bool_]:
-        living: npt.NDArray[np.bool_] = np.frombuffer(self._store.times)[rows] > now
-        return living
+        flat = self._table.alive(np.array(partition.flat, np.int64), now)
+        if partition.lists is None:
+            return flat
+        rows = partition.lists.search(vector, k + _MARGIN)
+        alive = self._table.alive(rows, now)
+        if len(rows) - len(alive) > _MARGIN // 2:
+            # Too many of the nearest have expired: search the others only.
+            alive = partition.lists.search(vector, k + _MARGIN, self._table.alive_bitmap(now))
+        return np.concatenate([flat, alive])

@@ -40,18 +40,16 @@ def spherical_centroids(sample: Floats, count: int, is_over: Callable[[], bool])
 
 
 class InvertedLists:
-    """Rows by the centroid nearest to their vector. For candidates only: cosines come from the table.
+    """Rows by the centroid nearest to their vector. Not thread-safe.
 
-    `lists_of` may be called at any time, by any thread; the rest is not thread-safe.
+    For candidates only: cosines come from the table.
     """
 
-    def __init__(self, centroids: Floats, sample: Floats, scan: int, mark: int) -> None:
+    def __init__(self, centroids: Floats, sample: Floats, scan: int) -> None:
         """`centroids` are unit vectors [lists, d]; `sample` [n, d] sets the codes' range of each component.
 
-        A search scans as many of the nearest lists as have `scan` rows on average, or fewer. `mark` is negative, and
-        separates the rows of these lists from those of the previous ones.
+        A search scans as many of the nearest lists as have `scan` rows on average, or fewer.
         """
-        self.mark = mark
         self.count, dimensions = centroids.shape
         self._scan = scan
         self._centroids = centroids
@@ -75,30 +73,17 @@ class InvertedLists:
     def bytes(self) -> int:
         # Lists grow by doubling: what they hold is, by average, three quarters of what they take.
         held = len(self) * (int(self._index.code_size) + _CODE_AND_ROW_BYTES) * 4 // 3
-        centroids = 2 * self._centroids.nbytes
-        return int(held + len(self) * _PLACE_BYTES + centroids)
+        return int(held + len(self) * _PLACE_BYTES + 2 * self._centroids.nbytes)
 
-    def lists_of(self, vectors: Floats) -> Rows:
-        """The list of each of the vectors [n, d], int64 [n]."""
+    def add(self, rows: Rows, vectors: Floats) -> None:
+        """Adds new rows [n], with their vectors [n, d]."""
         # FAISS would compare batches of a few dozen one by one, ten times as slow as one product of matrices.
-        nearest: Rows = (vectors @ self._centroids.T).argmax(axis=1)
-        return nearest
-
-    def add(self, rows: Rows, vectors: Floats, lists: Rows) -> None:
-        """Adds new rows [n], with their vectors [n, d], to `lists` [n]."""
-        vectors, rows, lists = np.ascontiguousarray(vectors), np.ascontiguousarray(rows), np.ascontiguousarray(lists)
+        lists: Rows = (vectors @ self._centroids.T).argmax(axis=1)
         self._index.add_core(len(rows), faiss.swig_ptr(vectors), faiss.swig_ptr(rows), faiss.swig_ptr(lists))
 
     def remove(self, rows: Rows) -> None:
         """Removes rows [n]; all must be in."""
-        rows = np.ascontiguousarray(rows)
         self._index.remove_ids(faiss.IDSelectorArray(len(rows), faiss.swig_ptr(rows)))
-
-    def rename(self, row: int, to: int, vector: Floats) -> None:
-        """Renames `row` to `to`; `vector` [d] is that of `row`."""
-        place = self._index.direct_map.get(row)
-        self.remove(np.array([row], np.int64))
-        self.add(np.array([to], np.int64), vector[None], np.array([place >> 32], np.int64))
 
     def search(self, vector: Floats, k: int, only: npt.NDArray[np.uint8] | None = None) -> Rows:
         """About the nearest k rows to a unit vector [d], int64 [≤ k].
@@ -121,14 +106,3 @@ class InvertedLists:
     def _search(self, vector: Floats, k: int, options: faiss.SearchParametersIVF) -> Rows:
         rows: Rows = self._index.search(vector[None], k, params=options)[1][0]
         return rows[rows >= 0]
-
-    def rows(self, list_number: int) -> Rows:
-        """The rows of one list, a copy, int64 [n]."""
-        inverted = self._index.invlists
-        size = inverted.list_size(list_number)
-        if size == 0:
-            return np.empty(0, np.int64)
-        ids = inverted.get_ids(list_number)
-        copy: Rows = faiss.rev_swig_ptr(ids, size).copy()
-        inverted.release_ids(list_number, ids)
-        return copy

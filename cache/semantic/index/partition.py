@@ -1,4 +1,4 @@
-"""Where the rows of one partition are: each in exactly one of two or three places."""
+"""Where the rows of one partition are: each in `flat`, or in inverted lists."""
 
 from array import array
 from dataclasses import dataclass
@@ -6,109 +6,69 @@ from dataclasses import dataclass
 import numpy as np
 
 from cache.semantic.index.lists import InvertedLists
-from cache.semantic.index.table import Rows
+from cache.semantic.index.table import RowTable
+
+_LISTS_OF_ROOT = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
     """Numbers of rows at which the search of a partition changes.
 
-    Up to `flat` rows every vector is compared. Beyond, the rows are in inverted lists: in a single one up to
-    `one_list`, and from there in about 4·√n lists, rebuilt whenever the partition has grown or shrunk `change` times.
-    `scan` is how many codes a search compares at most; `batch` how many rows move into lists at once, while a search
-    waits. The defaults are measured, see docs/decisions.
+    Up to `flat` rows every vector is compared. Beyond, the rows are in about 4·√n inverted lists, made anew whenever
+    the partition has grown or shrunk fourfold. `scan` is how many codes a search compares at most; `batch` how many
+    rows outside the lists are put into them at once. The defaults are measured, see docs/decisions.
     """
 
     flat: int = 512
-    one_list: int = 4096
-    change: int = 4
     scan: int = 10000
     batch: int = 64
 
     def __post_init__(self) -> None:
-        if not (1 <= self.flat <= self.one_list and self.change >= 2 and self.scan >= 1 and self.batch >= 1):
-            raise ValueError(f"{self}: must have 1 <= flat <= one_list, change >= 2, scan >= 1 and batch >= 1.")
-
-    @property
-    def loose(self) -> int:
-        """How many rows outside the lists of a partition are too many."""
-        return max(1, self.flat // 4)
+        if min(self.flat, self.scan, self.batch) < 1:
+            raise ValueError(f"{self}: each must be at least 1.")
 
     def lists(self, rows: int) -> int:
         """How many lists a partition of so many rows should have; 0 to compare every vector."""
-        if rows <= self.flat:
-            return 0
-        return 1 if rows <= self.one_list else max(2, min(rows, round(4 * rows**0.5)))
+        return 0 if rows <= self.flat else min(rows, round(_LISTS_OF_ROOT * rows**0.5))
 
 
 @dataclass(eq=False, slots=True)
 class Partition:
-    """New rows are in `flat`; when these are many, they move into `lists`.
+    """The rows of one partition; the table has them by its number.
 
-    `next` are the lists that will follow: rows move there from both others, from `lists` beginning at number `cursor`.
-    With `dissolving`, rows move from `lists` back to `flat`. `made_for` is how many rows there were when the lists
-    were made, and `patience` the number of rows up to which a failure is not retried.
+    `patience` is the number of rows up to which lists that could not be made are not tried again.
     """
 
     name: str
+    number: int
     flat: "array[int]"  # array is no generic class at run time before Python 3.12
     lists: InvertedLists | None = None
-    next: InvertedLists | None = None
-    cursor: int = 0
-    dissolving: bool = False
-    made_for: int = 0
     patience: int = 0
 
     def __len__(self) -> int:
-        return len(self.flat) + sum(map(len, self.in_use))
+        return len(self.flat) + (0 if self.lists is None else len(self.lists))
 
-    @property
-    def in_use(self) -> tuple[InvertedLists, ...]:
-        return tuple(lists for lists in (self.lists, self.next) if lists is not None)
+    def remove(self, row: int) -> None:
+        """Takes a row out of where it is."""
+        try:
+            self.flat.remove(row)
+        except ValueError:
+            if self.lists is None:
+                raise
+            self.lists.remove(np.array([row], np.int64))
 
-    @property
-    def target(self) -> InvertedLists | None:
-        """Where rows of `flat` are to move."""
-        return self.lists if self.next is None else self.next
-
-    def marked(self, mark: int) -> InvertedLists:
-        """The lists of this mark, which are in use."""
-        return next(lists for lists in self.in_use if lists.mark == mark)
+    def move_batch(self, table: RowTable, batch: int) -> None:
+        """Moves rows of `flat` into the lists if there are `batch` of them."""
+        if self.lists is not None and len(self.flat) >= batch:
+            rows = np.array(self.flat[-batch:], np.int64)
+            self.lists.add(rows, table.vectors(rows))
+            del self.flat[-batch:]
 
     def needs_lists(self, thresholds: Thresholds) -> bool:
-        """Whether its lists should be made, rebuilt, or dissolved."""
-        if self.next is not None or self.dissolving:
-            return False
+        """Whether its lists should be made, made anew, or dissolved."""
         rows = len(self)
         if self.lists is None:
             return rows > max(thresholds.flat, self.patience)
-        if rows * thresholds.change < self.made_for and self.lists.count != thresholds.lists(rows):
-            return True
-        grown = self.lists.count == 1 or rows > self.made_for * thresholds.change
-        return grown and rows > self.patience and thresholds.lists(rows) > self.lists.count
-
-    def needs_moves(self, thresholds: Thresholds) -> bool:
-        """Whether rows must move: new ones if they are many, or all, into new lists or out of dissolving ones."""
-        if self.next is not None or self.dissolving:
-            return True
-        return self.lists is not None and len(self.flat) >= thresholds.loose
-
-    def batch(self, thresholds: Thresholds) -> Rows:
-        """The rows that should move next, int64 [n ≤ batch]; none if all that must have moved."""
-        if not self.dissolving and len(self.flat) >= thresholds.loose:
-            return np.array(self.flat[-thresholds.batch :], np.int64)
-        if self.lists is not None and (self.next is not None or self.dissolving):
-            while self.cursor < self.lists.count:
-                rows = self.lists.rows(self.cursor)
-                if len(rows):
-                    return rows[-thresholds.batch :]
-                self.cursor += 1
-        return np.empty(0, np.int64)
-
-    def finish_moves(self) -> InvertedLists | None:
-        """After the last batch: activate the new lists. Returns the lists that are no longer needed."""
-        if self.next is None and not self.dissolving:
-            return None
-        old = self.lists
-        self.lists, self.next, self.dissolving = self.next, None, False
-        return old
+        ideal = min(rows, _LISTS_OF_ROOT * rows**0.5)
+        return ideal < self.lists.count / 2 or (ideal > self.lists.count * 2 and rows > self.patience)

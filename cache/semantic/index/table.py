@@ -1,4 +1,6 @@
-"""The vectors, each in one row of 16-bit fixed-point numbers, without holes."""
+"""Entries by row: the vector in 16-bit fixed-point numbers, expiry, partition."""
+
+import heapq
 
 import numpy as np
 import numpy.typing as npt
@@ -15,45 +17,91 @@ _STEP = 2048
 _BLOCK = 256
 
 
-class VectorTable:
-    """Rows 0 to len - 1 are all in use. Not thread-safe.
+class RowTable:
+    """An entry keeps its row until it is removed; the lowest free row is used next. Not thread-safe.
 
     A stored vector gives cosines that are off by 1e-5 on average, 6e-5 at most, for any unit vectors.
     """
 
     def __init__(self, dimensions: int) -> None:
-        self._dimensions = dimensions
-        self._codes = np.zeros((_STEP, dimensions), np.int16)
-        self._used = 0
+        self.entries: list[str] = []
+        self._codes = np.zeros((0, dimensions), np.int16)
+        self._expires = np.zeros(0)
+        # The number of the partition, 0 for a free row.
+        self.owners = np.zeros(0, np.int64)
+        # Of each addition another one, so it tells whether a row still has the same entry.
+        self._stamps = np.zeros(0, np.int64)
+        self._free: list[int] = []
+        self._additions = 0
 
     def __len__(self) -> int:
-        return self._used
+        """Rows, with free ones between those in use."""
+        return len(self.entries)
 
     @property
     def bytes(self) -> int:
-        return self._codes.nbytes
+        """Of all columns but the entries' ids."""
+        columns = (self._codes, self._expires, self.owners, self._stamps)
+        return sum(column.nbytes for column in columns) + 8 * (len(self) + len(self._free))
 
-    def append(self, vector: Floats) -> int:
-        """Store a unit vector [d]; returns its row, which is the last one."""
-        row = self._used
-        if row == len(self._codes):
-            self._resize(row + _STEP)
+    def add(self, entry: str, owner: int, vector: Floats, expires: float) -> int:
+        """Store a unit vector [d]; returns its row."""
+        if self._free and self._free[0] < len(self):
+            row = heapq.heappop(self._free)
+            self.entries[row] = entry
+        else:
+            self._free.clear()  # rows that were cut off
+            row = len(self)
+            self.entries.append(entry)
+            if row == len(self.owners):
+                self._resize(row + _STEP)
+        self._additions += 1
         np.rint(vector * np.float32(_SCALE), out=self._codes[row], casting="unsafe")
-        self._used = row + 1
+        self._expires[row], self.owners[row], self._stamps[row] = expires, owner, self._additions
         return row
 
-    def move_last_to(self, row: int) -> None:
-        """Removes `row`; the last row takes its place."""
-        self._used -= 1
-        self._codes[row] = self._codes[self._used]
-        if self._used <= len(self._codes) - 2 * _STEP:
-            self._resize(self._used + _STEP)
+    def remove(self, row: int) -> int:
+        """Frees a row, and the memory of free rows at the end; returns the partition's number."""
+        owner = int(self.owners[row])
+        self.entries[row] = ""
+        self.owners[row] = self._stamps[row] = 0
+        heapq.heappush(self._free, row)
+        while self.entries and not self.owners[len(self) - 1]:
+            self.entries.pop()
+        if len(self) <= len(self.owners) - 2 * _STEP:
+            self._resize(len(self) + _STEP)
+        return owner
+
+    def rows_of(self, owner: int) -> Rows:
+        """All rows of a partition, int64 [n], ascending."""
+        return np.flatnonzero(self.owners[: len(self)] == owner)
+
+    def still_of(self, owner: int, rows: Rows) -> Rows:
+        """Those of rows [n], whatever became of them, that are of a partition now."""
+        known = rows[rows < len(self)]
+        still: Rows = known[self.owners[known] == owner]
+        return still
+
+    def stamps(self, rows: Rows) -> Rows:
+        """Stamps of rows [n], int64 [n]; 0 for a free one."""
+        found = np.zeros(len(rows), np.int64)
+        known = rows < len(self)
+        found[known] = self._stamps[rows[known]]
+        return found
+
+    def alive(self, rows: Rows, now: float) -> Rows:
+        """Those of rows in use that expire after `now`, Unix seconds."""
+        return rows[self._expires[rows] > now]
+
+    def alive_bitmap(self, now: float) -> npt.NDArray[np.uint8]:
+        """As `alive`, a bit for each row, lowest first."""
+        return np.packbits(self._expires[: len(self)] > now, bitorder="little")
 
     def vectors(self, rows: Rows) -> Floats:
         """float32 [n, d] of int64 [n]; a copy."""
         return self._codes.take(rows, axis=0).astype(np.float32) / np.float32(_SCALE)
 
-    def cosines(self, rows: npt.NDArray[np.int64] | npt.NDArray[np.int32], vector: Floats) -> Floats:
+    def cosines(self, rows: Rows, vector: Floats) -> Floats:
         """float32 [n]: the cosines of rows [n] to a unit vector [d]."""
         found = np.empty(len(rows), np.float32)
         for start in range(0, len(rows), _BLOCK):
@@ -63,9 +111,11 @@ class VectorTable:
         return np.clip(found, -1.0, 1.0, out=found)
 
     def _resize(self, rows: int) -> None:
-        # In place: nothing else refers to this array, since everything handed out is a copy. The C library moves
+        # In place: nothing else refers to these arrays, since everything handed out is a copy. The C library moves
         # an array of this size by its page table, without copying it.
-        self._codes.resize((rows, self._dimensions), refcheck=False)
+        self._codes.resize((rows, self._codes.shape[1]), refcheck=False)
+        for column in (self._expires, self.owners, self._stamps):
+            column.resize(rows, refcheck=False)
 
 
 # How far from 1 the squared length of a unit vector may be.

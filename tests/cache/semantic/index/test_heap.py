@@ -1,4 +1,4 @@
-"""Memory that lists left behind in the C library's heap."""
+"""Memory that freed lists left behind in the C library's heap."""
 
 import platform
 import re
@@ -7,11 +7,6 @@ from pathlib import Path
 import pytest
 
 from cache.semantic.index import list_builder
-from cache.semantic.index.index import VectorIndex
-from cache.semantic.index.partition import Thresholds
-from tests.cache.semantic.index.vectors import topics
-
-LATER = 2e9
 
 
 def resident() -> int:
@@ -31,26 +26,3 @@ def test_freed_pages_below_one_in_use_go_back_to_the_system() -> None:
     list_builder.trim_heap()
     assert before - resident() > 50_000_000
     assert len(last) == 1000
-
-
-def test_the_heap_is_trimmed_when_lists_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The heap is trimmed when lists are replaced, and not when the first ones are made."""
-    calls: list[int] = []
-    real = list_builder.trim_heap
-    index = VectorIndex(16, Thresholds(flat=32, one_list=128))
-
-    def counted() -> None:
-        calls.append(len(index))
-        real()
-
-    monkeypatch.setattr(list_builder, "trim_heap", counted)
-    vectors = topics(1000, 16, seed=1)
-    for number, vector in enumerate(vectors[:100]):
-        index.add("p", str(number), vector, LATER)
-    assert index.settle(30)
-    assert calls == []
-    for number, vector in enumerate(vectors[100:], 100):
-        index.add("p", str(number), vector, LATER)
-    assert index.settle(30)
-    assert calls
-    index.close()

@@ -15,7 +15,7 @@ from tests.cache.semantic.index.vectors import topics, unit, units
 
 LATER = 2_000_000_000.0
 NOW = 1_900_000_000.0
-SMALL = Thresholds(flat=32, one_list=256, scan=512, batch=16)
+SMALL = Thresholds(flat=32, scan=512, batch=16)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_memory_is_freed_when_entries_are_removed(index: VectorIndex) -> None:
     # What is left is the dict of entries, which Python shrinks at the next addition.
     index.add("p", "one", unit(1), LATER)
     assert full > 6000 * 16
-    assert index.bytes < empty + 0.25 * (full - empty)
+    assert index.bytes < empty + 0.3 * (full - empty)
 
 
 def test_a_hundred_thousand_partitions_are_filled_and_searched_quickly() -> None:
@@ -114,7 +114,7 @@ def test_a_hundred_thousand_partitions_are_filled_and_searched_quickly() -> None
 
 def test_the_memory_of_many_partitions_is_reported_quickly() -> None:
     """The reported memory follows additions and removals, and reading it takes less than 10 ms."""
-    index = VectorIndex(8, Thresholds(flat=32, one_list=128))
+    index = VectorIndex(8, Thresholds(flat=32))
     vectors = topics(1000, 8, seed=1)
     for number in range(100_000):
         index.add(f"p{number}", str(number), vectors[number % 1000], LATER)
@@ -131,14 +131,14 @@ def test_the_memory_of_many_partitions_is_reported_quickly() -> None:
         index.remove(f"large {number}")
     assert index.settle(60)
     assert with_lists - small > 1000 * 16
-    assert index.bytes - small < 0.1 * (with_lists - small) + 2048 * 16
+    assert index.bytes - small < 0.1 * (with_lists - small) + 2048 * 64
     index.close()
 
 
 def test_approximate_search_misses_little() -> None:
     """A search of 12,000 vectors finds 98% of the nearest entries and 97% of the nearest sixteen."""
     vectors, questions = topics(12_000, 64, seed=1), topics(1000, 64, seed=2)
-    with closing(VectorIndex(64, Thresholds(flat=256, one_list=1024, scan=1500))) as index:
+    with closing(VectorIndex(64, Thresholds(flat=256, scan=1500))) as index:
         for number, vector in enumerate(vectors):
             index.add("p", str(number), vector, LATER)
         assert index.settle(60)
@@ -181,7 +181,7 @@ def test_many_equal_vectors_are_listed_found_and_removed(index: VectorIndex) -> 
 @pytest.mark.parametrize("count", range(1, 20))
 def test_lists_of_any_number_of_rows_can_be_made(count: int) -> None:
     """A partition of any number of rows can be divided into lists and searched."""
-    index = VectorIndex(8, Thresholds(flat=1, one_list=1, change=2, scan=64, batch=1))
+    index = VectorIndex(8, Thresholds(flat=1, scan=64, batch=1))
     for number, vector in enumerate(topics(count, 8, seed=1, about=count)):
         index.add("p", str(number), vector, LATER)
     assert index.settle(30)
@@ -211,10 +211,10 @@ def test_a_vector_that_is_no_unit_vector_is_refused(index: VectorIndex, vector: 
     assert [entry for entry, _ in index.search("p", unit(1), 16, NOW)] == ["e"]
 
 
-def test_inconsistent_thresholds_are_refused() -> None:
-    """Inconsistent thresholds raise ValueError with the rule that they break."""
-    with pytest.raises(ValueError, match="must have 1 <= flat <= one_list"):
-        Thresholds(flat=100, one_list=10)
+def test_thresholds_below_one_are_refused() -> None:
+    """Thresholds below one raise ValueError with the rule that they break."""
+    with pytest.raises(ValueError, match="each must be at least 1"):
+        Thresholds(scan=0)
 
 
 def test_bad_numbers_are_refused(index: VectorIndex) -> None:
@@ -230,9 +230,9 @@ def test_the_background_ends_with_the_index() -> None:
     """Closing an index ends its threads, even in the middle of their work."""
     before = set(threading.enumerate())
     with closing(VectorIndex(8, SMALL)) as index:
-        assert set(threading.enumerate()) - before
         for number, vector in enumerate(topics(5000, 8, seed=1)):
             index.add("p", str(number), vector, LATER)
+        assert set(threading.enumerate()) - before
     assert not set(threading.enumerate()) - before
     assert units(unit(1)) == pytest.approx(unit(1))
     assert index.search("p", unit(1), 16, NOW)

@@ -11,7 +11,7 @@ from tests.cache.semantic.index.vectors import topics
 
 VECTORS = topics(64, 6, seed=3, about=64)
 # Everything is scanned, so that lists miss nothing and the comparison is exact.
-TINY = Thresholds(flat=6, one_list=12, change=2, scan=100_000, batch=2)
+TINY = Thresholds(flat=6, scan=100_000, batch=2)
 
 entries = st.integers(0, 40).map(str)
 numbers = st.integers(0, len(VECTORS) - 1)

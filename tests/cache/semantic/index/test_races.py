@@ -14,7 +14,7 @@ from tests.cache.semantic.index.vectors import topics, unit
 
 LATER = 2_000_000_000.0
 NOW = 1_900_000_000.0
-SMALL = Thresholds(flat=32, one_list=64, scan=512, batch=16)
+SMALL = Thresholds(flat=32, scan=512, batch=16)
 
 
 class Gate:
@@ -37,16 +37,17 @@ def gate() -> Iterator[Gate]:
 
 
 @pytest.fixture
-def choosing(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Gate:
-    """The background stops after it has chosen the lists of a batch, before it puts the batch in."""
-    choose = InvertedLists.lists_of
+def filling(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """The background stops when it has looked at some vectors, before it puts them into new lists."""
+    put = InvertedLists.add
+    monkeypatch.setattr(list_builder, "_FEW", 0)
 
-    def choose_and_stop(self: InvertedLists, vectors: Floats) -> Rows:
-        numbers = choose(self, vectors)
-        gate.pass_through()
-        return numbers
+    def stop_and_put(self: InvertedLists, rows: Rows, vectors: Floats) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            gate.pass_through()
+        put(self, rows, vectors)
 
-    monkeypatch.setattr(InvertedLists, "lists_of", choose_and_stop)
+    monkeypatch.setattr(InvertedLists, "add", stop_and_put)
     return gate
 
 
@@ -75,31 +76,31 @@ def found(index: VectorIndex, vector: Floats, partition: str = "p") -> set[str]:
     return {entry for entry, _ in index.search(partition, vector, 500, NOW)}
 
 
-def test_an_entry_removed_while_its_list_is_chosen_is_not_found(choosing: Gate) -> None:
-    """An entry that is removed while its batch is put into lists is not found afterwards."""
+def test_an_entry_removed_while_lists_are_filled_is_not_found(filling: Gate) -> None:
+    """An entry that is removed while it is put into new lists is not found afterwards."""
     index, vectors = filled(40)
-    assert choosing.reached.wait(30)
+    assert filling.reached.wait(30)
     for number in range(0, 40, 2):
         assert index.remove(str(number))
     odd = {str(number) for number in range(1, 40, 2)}
     assert found(index, vectors[0]) == odd
-    choosing.go_on.set()
+    filling.go_on.set()
     assert index.settle(30)
     assert found(index, vectors[0]) == odd
     assert len(index) == 20
     index.close()
 
 
-def test_a_new_entry_in_a_freed_row_does_not_get_the_old_list(choosing: Gate) -> None:
+def test_a_new_entry_in_a_freed_row_does_not_get_the_old_list(filling: Gate) -> None:
     """A list chosen for a removed entry is not used for a new entry in its row."""
     index, _ = filled(40)
-    assert choosing.reached.wait(30)
+    assert filling.reached.wait(30)
     for number in range(40):
         assert index.remove(str(number))
     others = topics(40, 8, seed=5, about=40)
     for number, vector in enumerate(others):
         index.add("p" if number % 2 else "q", f"new {number}", vector, LATER)
-    choosing.go_on.set()
+    filling.go_on.set()
     assert index.settle(30)
     for number, vector in enumerate(others):
         entry, cosine = index.search("p" if number % 2 else "q", vector, 1, NOW)[0]
