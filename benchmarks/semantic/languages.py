@@ -18,8 +18,7 @@ from cache.semantic.embedding.errors import EmbeddingError
 from cache.semantic.embedding.load import load_encoder
 from cache.semantic.embedding.model_files import models_folder
 from cache.semantic.embedding.server import EmbeddingServer
-from cache.semantic.evaluation.cross_validation import served_by_policy
-from cache.semantic.evaluation.figures import Flags, figures_of
+from cache.semantic.evaluation.cross_validation import Flags, figures_of, served_by_policy
 from cache.semantic.evaluation.vectors import vectors_of
 from cache.semantic.wording.comparison import compare
 from cache.semantic.wording.text import Text

@@ -11,10 +11,8 @@ from benchmarks.harness.measurement import Figure, Row, Target
 from benchmarks.harness.processes import ROOT, CannotMeasure
 from cache.semantic.embedding.load import load_encoder
 from cache.semantic.embedding.model_files import models_folder
-from cache.semantic.evaluation.pairs import LabelledPair, read_pairs
-from cache.semantic.evaluation.report import Report, report_on
-from cache.semantic.evaluation.rows import UnreadableFile
-from cache.semantic.evaluation.verdicts import verdicts_of
+from cache.semantic.evaluation.pairs import Report, report_on_pairs
+from cache.semantic.evaluation.rows import LabelledPair, UnreadableFile, read_pairs
 
 PAIRS = "KEEPGATE_BENCH_PAIRS"
 _TRAPS = ROOT / "tests" / "data" / "semantic" / "finance_adversarial_pairs.csv"
@@ -40,7 +38,7 @@ def _measure(files: Sequence[Path]) -> Figure:
     encoder = load_encoder("default", models_folder())
 
     def report(name: str, pairs: Sequence[LabelledPair]) -> Report:
-        return report_on(name, pairs, verdicts_of(pairs, encoder, lambda done: None), encoder.name, _DELTA)
+        return report_on_pairs(name, pairs, encoder, lambda done: None, _DELTA)
 
     rows = _trap_rows(report("finance traps", traps()))
     for file in files:

@@ -9,11 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from cache.semantic.embedding.model_files import models_folder
-from cache.semantic.evaluation.pairs import COLUMNS as PAIRS
-from cache.semantic.evaluation.pairs import LabelledPair, pairs_of
-from cache.semantic.evaluation.rows import UnreadableFile, read_rows
-from cache.semantic.evaluation.streams.reading import COLUMNS as STREAM
-from cache.semantic.evaluation.streams.reading import AskedQuestion, StreamOptions, stream_of
+from cache.semantic.evaluation.rows import LabelledPair, UnreadableFile, read_rows
 
 _DESCRIPTION = """\
 Show what the semantic cache would do on labelled pairs of prompts, or on a stream of questions.
@@ -51,22 +47,20 @@ def main() -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     commands = parser()
     parsed = commands.parse_args()
-    pairs: list[LabelledPair] = []
-    stream: list[AskedQuestion] = []
+    recall, false_same = parsed.judge_recall, parsed.judge_false_same
+    if not false_same < recall:
+        commands.error(f"--judge-recall must be above --judge-false-same, and {recall:g} is not above {false_same:g}")
     try:
-        rows = read_rows(parsed.file, [PAIRS, STREAM])
-        if rows.columns == STREAM:
-            stream = stream_of(rows)
-        else:
-            pairs = pairs_of(rows)
+        rows = read_rows(parsed.file)
     except UnreadableFile as error:
         print(f"keepgate eval-pairs: {error}", file=sys.stderr)
         return 2
-    options = _stream_options(commands, parsed, is_stream=bool(stream))
-    # One thread, as the semantic cache has: the figures of time are those of one core.
+    # One thread, as the semantic cache has.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from cache.semantic.embedding.errors import EmbeddingError
     from cache.semantic.embedding.load import load_encoder
+    from cache.semantic.evaluation.pairs import format_pairs_report, report_on_pairs
+    from cache.semantic.evaluation.streams.report import StreamOptions, format_stream_report, report_on_stream
 
     try:
         encoder = load_encoder(parsed.model, models_folder())
@@ -74,20 +68,16 @@ def main() -> int:
         print(f"keepgate eval-pairs: {error}", file=sys.stderr)
         return 1
     file = str(parsed.file)
-    if stream:
-        from cache.semantic.evaluation.streams.report import format_stream_report, report_on_stream
-
-        report = report_on_stream(file, stream, encoder, _show, parsed.delta, options)
-        _show("")
-        text = format_stream_report(report)
+    pairs = [row for row in rows if isinstance(row, LabelledPair)]
+    if pairs:
+        report = report_on_pairs(file, pairs, encoder, _show, parsed.delta)
+        text = format_pairs_report(report)
     else:
-        from cache.semantic.evaluation.report import format_report, report_on
-        from cache.semantic.evaluation.verdicts import verdicts_of
-
-        verdicts = verdicts_of(pairs, encoder, lambda done: _show(f"{done} of {len(pairs)} pairs"))
-        _show("")
-        report = report_on(file, pairs, verdicts, encoder.name, parsed.delta)
-        text = format_report(report)
+        asked = [row for row in rows if not isinstance(row, LabelledPair)]
+        options = StreamOptions(recall, false_same, parsed.orders, parsed.seed)
+        report = report_on_stream(file, asked, encoder, _show, parsed.delta, options)
+        text = format_stream_report(report)
+    _show("")
     print(json.dumps(report, indent=2) if parsed.json else text)
     return 0
 
@@ -101,64 +91,36 @@ def parser() -> _Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    arguments.add_argument("file", metavar="FILE", type=Path, help="the pairs or the stream")
-    arguments.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    arguments.add_argument(
-        "--delta", metavar="SHARE", type=_delta, default=0.01, help="wrong answers per request that are allowed (0.01)"
-    )
-    arguments.add_argument(
-        "--model",
-        metavar="NAME",
-        default="default",
-        help="a sentence-transformers model by name or path (all-MiniLM-L6-v2, which ships as a package)",
-    )
-    stream = arguments.add_argument_group("of streams")
-    stream.add_argument(
-        "--judge-recall", metavar="SHARE", type=_share, help=f"same answers that are judged to be the same ({_RECALL})"
-    )
-    stream.add_argument(
-        "--judge-false-same",
-        metavar="SHARE",
-        type=_share,
-        help=f"different answers that are judged to be the same ({_FALSE_SAME})",
-    )
-    stream.add_argument("--orders", metavar="N", type=_count, help="ask in N random orders, and not in the file's")
-    stream.add_argument("--seed", metavar="N", type=_count, help="of orders, audits and the judge's errors (0)")
+    add = arguments.add_argument
+    add("file", metavar="FILE", type=Path, help="the pairs or the stream")
+    add("--json", action="store_true", help="print JSON instead of a table")
+    add("--delta", metavar="SHARE", type=_delta, default=0.01, help="wrong answers per request that are allowed (0.01)")
+    name = "a sentence-transformers model by name or path (all-MiniLM-L6-v2, which ships as a package)"
+    add("--model", metavar="NAME", default="default", help=name)
+    add = arguments.add_argument_group("of streams").add_argument
+    same = "answers that are judged to be the same"
+    add("--judge-recall", metavar="SHARE", type=_share, default=0.98, help=f"same {same} (0.98)")
+    add("--judge-false-same", metavar="SHARE", type=_share, default=0.01, help=f"different {same} (0.01)")
+    add("--orders", metavar="N", type=_count, default=0, help="ask in N random orders, and not in the file's")
+    add("--seed", metavar="N", type=_count, default=0, help="of orders, audits and the judge's errors (0)")
     return arguments
 
 
-def _stream_options(arguments: _Parser, parsed: argparse.Namespace, *, is_stream: bool) -> StreamOptions:
-    """Those of a stream as they were given, or their defaults; ends the command if a file of pairs has any."""
-    given = {name: getattr(parsed, name) for name in ("judge_recall", "judge_false_same", "orders", "seed")}
-    for name, value in given.items():
-        if value is not None and not is_stream:
-            arguments.error(f"--{name.replace('_', '-')} is for streams, and {parsed.file} has pairs")
-    recall = _RECALL if parsed.judge_recall is None else parsed.judge_recall
-    false_same = _FALSE_SAME if parsed.judge_false_same is None else parsed.judge_false_same
-    if not false_same < recall:
-        arguments.error(f"--judge-recall must be above --judge-false-same, and {recall:g} is not above {false_same:g}")
-    return StreamOptions(recall, false_same, parsed.orders or 0, parsed.seed or 0)
-
-
 def _delta(written: str) -> float:
-    delta = _number(written)
-    if not 0.0 < delta < 1.0:
+    delta = _share(written)
+    if delta in (0.0, 1.0):
         raise argparse.ArgumentTypeError(f"{written!r} is no share; it must be above 0 and below 1, such as 0.01")
     return delta
 
 
 def _share(written: str) -> float:
-    share = _number(written)
+    try:
+        share = float(written)
+    except ValueError:
+        share = -1.0
     if not 0.0 <= share <= 1.0:
         raise argparse.ArgumentTypeError(f"{written!r} is no share; it must be from 0 to 1, such as 0.98")
     return share
-
-
-def _number(written: str) -> float:
-    try:
-        return float(written)
-    except ValueError:
-        return -1.0
 
 
 def _count(written: str) -> int:

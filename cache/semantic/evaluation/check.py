@@ -87,7 +87,7 @@ async def _check_server(asked: Asked) -> None:
                 await first_vector(session, server, _SERVER_SECONDS / 2)
                 taken.append(time.perf_counter() - began)
     except TimeoutError:
-        reason = next(iter(messages.said), f"{server.name} does not answer in time")
+        reason = next(iter(messages), f"{server.name} does not answer in time")
         _say("problem", reason, "start that server, or correct semantic.model_url, model or model_key")
         return
     said = f"{server.name}, {len(vector)} dimensions: {min(taken) * 1000:.1f} ms for a short question"
@@ -99,14 +99,13 @@ async def _check_server(asked: Asked) -> None:
         _say("ok", said)
 
 
-def _listening(name: str) -> _Messages:
+def _listening(name: str) -> list[str]:
     """What a logger of this process says from now on, in place of printing it."""
-    messages = _Messages()
-    log = logging.getLogger(name)
+    messages, log = _Messages(), logging.getLogger(name)
     log.addHandler(messages)
     log.setLevel(logging.INFO)
     log.propagate = False
-    return messages
+    return messages.said
 
 
 def _check_encoder(asked: Asked, cache: Path) -> None:
@@ -119,8 +118,8 @@ def _check_encoder(asked: Asked, cache: Path) -> None:
         encoder.encode([_TEXT])
         taken.append(time.perf_counter() - began)
     said = f"{encoder.name}, {encoder.dimensions} dimensions: {min(taken) * 1000:.1f} ms for a short question"
-    if messages.said:  # a faster runtime was passed over
-        reason = messages.said[-1]
+    if messages:  # a faster runtime was passed over
+        reason = messages[-1]
         _say("warning", f"{said}; {reason}", _COMPILER if "compiler" in reason else "it is right, and slower")
     else:
         _say("ok", f"{said}; {_instructions(cache)} kernels, whose vectors are those of the reference")

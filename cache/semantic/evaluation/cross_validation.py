@@ -1,11 +1,11 @@
-"""What the budget policy would serve of pairs that it has not learned from."""
+"""What the budget policy would serve of pairs that it has not learned from, and the figures of what is served."""
 
 import random
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from cache.semantic.evaluation.figures import Flags
 from cache.semantic.policy.budget import WARM_LABELS, max_risk
 from cache.semantic.policy.evidence import evidence_of
 from cache.semantic.policy.policy import Neighbourhood, Vector
@@ -20,6 +20,36 @@ _SEED = 20260
 _DEVIATIONS = 1.0
 
 Similarities = npt.NDArray[np.float32]
+Flags = npt.NDArray[np.bool_]
+
+
+class Figures(NamedTuple):
+    """What came of serving some of a set of pairs; None where a share has no whole.
+
+    `recall` is the share of the positive pairs that are served, `negatives_served` that of the negative ones, and
+    `wrong_share_of_hits` the share of negative pairs among those served, 0 where none is. `wrong_per_request` is their
+    share of all pairs: what a budget of wrong answers limits.
+    """
+
+    recall: float | None
+    wrong_share_of_hits: float
+    negatives_served: float | None
+    wrong_per_request: float
+    hits: int
+    wrong_hits: int
+
+
+def figures_of(served: Flags, same: Flags) -> Figures:
+    """The figures of serving the pairs `served`, bool [pairs], of which `same` are right to serve, bool [pairs]."""
+    hits, wrong, positives, pairs = int(served.sum()), int((served & ~same).sum()), int(same.sum()), len(same)
+    return Figures(
+        recall=(hits - wrong) / positives if positives else None,
+        wrong_share_of_hits=wrong / hits if hits else 0.0,
+        negatives_served=wrong / (pairs - positives) if pairs > positives else None,
+        wrong_per_request=wrong / pairs,
+        hits=hits,
+        wrong_hits=wrong,
+    )
 
 
 def served_by_policy(similarities: Similarities, same: Flags, allowed: Flags, delta: float) -> Flags:

@@ -1,130 +1,103 @@
-"""Rows of a CSV or JSON Lines file, and what is wrong with one that cannot be read."""
+"""The rows of a CSV or JSON Lines file, and what is wrong with one that cannot be read."""
 
 import csv
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
-_JSON_LINES = (".jsonl", ".ndjson")
-# The longest text of a field, in characters.
+import msgspec
+
 _MAX_FIELD = 10_000_000
-# Of what is wrong, so much is shown.
-_SHOWN, _SHOWN_NAMES = 40, 8
+"""Characters of a text."""
+_COLUMNS = "text_a, text_b, label (1, 0, true or false); or question, answer_id and maybe lang"
+
+T = TypeVar("T", bound=msgspec.Struct)
+Row = tuple[int, dict[str | None, Any]]
+"""The number of a line, and what it has by the names of columns."""
 
 
 class UnreadableFile(Exception):
     """A file that cannot be read. The message names file, line and column, and what would be right."""
 
 
-class Columns(NamedTuple):
-    """The columns that a kind of file must have, and those that it may have."""
+class LabelledPair(msgspec.Struct, frozen=True, rename={"cached": "text_a", "asked": "text_b", "same": "label"}):
+    """A cached prompt, one that is asked later, and whether the answer to the first is right for the second."""
 
-    required: tuple[str, ...]
-    optional: tuple[str, ...] = ()
-
-    @property
-    def all(self) -> tuple[str, ...]:
-        return self.required + self.optional
+    cached: str
+    asked: str
+    same: bool
 
 
-class Row(NamedTuple):
-    """What a line has in the columns that were asked for; an optional one that is not there is ""."""
+class AskedQuestion(
+    msgspec.Struct, frozen=True, rename={"text": "question", "answer": "answer_id", "language": "lang"}
+):
+    """A question, the name of the answer that is right for it, and its language, "" where the file says none."""
 
-    line: int
-    values: dict[str, str]
+    text: str
+    answer: str
+    language: str = ""
 
-
-class Rows(NamedTuple):
-    """The rows of a file, of one of the kinds that were asked for: `columns`."""
-
-    path: Path
-    columns: Columns
-    rows: list[Row]
-
-    def error(self, row: Row, column: str, problem: str) -> UnreadableFile:
-        """For the caller to raise: what is wrong with a value."""
-        return _error(self.path, row.line, column, problem)
+    def __post_init__(self) -> None:
+        for column, value in (("question", self.text), ("answer_id", self.answer)):
+            if not value.strip():
+                raise ValueError(f"column {column} is empty")
 
 
-def shown(value: str) -> str:
-    """A value as an error quotes it."""
-    return repr(value[:_SHOWN])
-
-
-def read_rows(path: Path, kinds: Sequence[Columns]) -> Rows:
-    """The rows of a file in UTF-8, of the first of `kinds` whose columns it has; there is one at least.
+def read_rows(path: Path) -> list[LabelledPair] | list[AskedQuestion]:
+    """The rows of a file in UTF-8, of pairs or of a stream of questions; there is one at least.
 
     A CSV file (RFC 4180) has a header line; a file named .jsonl or .ndjson has an object in each line, whose fields are
     texts, numbers or booleans. Names are read without case, columns may stand in any order, others are ignored. Raises
     UnreadableFile.
     """
     text = _text(path)
-    is_json = path.suffix.lower() in _JSON_LINES
-    read = _json_lines(path, text, kinds) if is_json else _csv(path, text, kinds)
-    if not read.rows:
-        raise UnreadableFile(f"{path}: has no row below its header line")
-    return read
+    rows = list(_json_lines(path, text) if path.suffix.lower() in (".jsonl", ".ndjson") else _csv_records(path, text))
+    if not rows:
+        raise UnreadableFile(f"{path}: has no row; it must have {_COLUMNS}")
+    if "question" in rows[0][1]:
+        return [_converted(path, row, AskedQuestion) for row in rows]
+    return [_converted(path, row, LabelledPair) for row in rows]
+
+
+def read_pairs(path: Path) -> list[LabelledPair]:
+    """The rows of a file of pairs. Raises UnreadableFile, also for a stream."""
+    pairs = [row for row in read_rows(path) if isinstance(row, LabelledPair)]
+    if not pairs:
+        raise UnreadableFile(f"{path}: has a stream of questions; it must have the columns text_a, text_b, label")
+    return pairs
 
 
 def _text(path: Path) -> str:
     try:
         content = path.read_bytes()
+        return content.decode("utf-8-sig")
     except OSError as error:
         raise UnreadableFile(f"{path}: cannot be read: {error.strerror}") from error
-    try:
-        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UnreadableFile(f"{path}, line {line}: is not UTF-8; save the file as UTF-8") from error
 
 
-def _csv(path: Path, text: str, kinds: Sequence[Columns]) -> Rows:
-    records = _records(path, text)
-    line, header = next((record for record in records if any(map(str.strip, record[1]))), (1, []))
-    if not header:
-        raise UnreadableFile(f"{path}: is empty; its first line must name the columns {_names(kinds)}")
-    names = [name.strip().casefold() for name in header]
-    columns = _kind(path, line, names, kinds)
-    for column in columns.all:
-        if names.count(column) > 1:
-            raise UnreadableFile(f"{path}, line {line}: names the column {column} more than once")
-    places = {column: names.index(column) for column in columns.all if column in names}
-    rows = []
-    for number, record in records:
-        if not record:
-            continue
-        for column in columns.required:
-            if places[column] >= len(record):
-                raise UnreadableFile(
-                    f"{path}, line {number}: has no column {column}; it has {len(record)} of the header's columns"
-                )
-        values = {column: record[place] for column, place in places.items() if place < len(record)}
-        rows.append(Row(number, dict.fromkeys(columns.optional, "") | values))
-    return Rows(path, columns, rows)
-
-
-def _records(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
-    """Each record with the number of its first line."""
+def _csv_records(path: Path, text: str) -> Iterator[Row]:
+    """Each record with the number of its last line."""
     csv.field_size_limit(_MAX_FIELD)
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    while True:
-        line = reader.line_num + 1
-        try:
-            record = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise UnreadableFile(
-                f"{path}, line {line}: is no CSV: {error}; a text with quotes must be quoted"
-            ) from error
-        yield line, record
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    try:
+        names = [name.strip().casefold() for name in reader.fieldnames or ()]
+        for name in ("question", "answer_id", "lang", "text_a", "text_b", "label"):
+            if names.count(name) > 1:
+                raise UnreadableFile(f"{path}, line 1: names the column {name} more than once")
+        reader.fieldnames = names
+        for record in reader:
+            yield reader.line_num, record
+    except csv.Error as error:
+        line = reader.reader.line_num
+        raise UnreadableFile(f"{path}, line {line}: is no CSV: {error}; a text with quotes must be quoted") from error
 
 
-def _json_lines(path: Path, text: str, kinds: Sequence[Columns]) -> Rows:
-    columns: Columns | None = None
-    rows = []
+def _json_lines(path: Path, text: str) -> Iterator[Row]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
@@ -134,41 +107,21 @@ def _json_lines(path: Path, text: str, kinds: Sequence[Columns]) -> Rows:
             raise UnreadableFile(f"{path}, line {number}: is no JSON: {error}; each line must be an object") from error
         if not isinstance(found, dict):
             raise UnreadableFile(f"{path}, line {number}: is no JSON object; each line must be one")
-        values = {name.strip().casefold(): value for name, value in found.items()}
-        columns = columns or _kind(path, number, list(values), kinds)
-        for column in columns.required:
-            if column not in values:
-                raise UnreadableFile(f"{path}, line {number}: has no field {column}")
-        read = {column: _json_value(path, number, column, values.get(column)) for column in columns.all}
-        rows.append(Row(number, read))
-    if columns is None:
-        raise UnreadableFile(f"{path}: is empty; each line must be a JSON object with {_names(kinds)}")
-    return Rows(path, columns, rows)
-
-
-def _json_value(path: Path, line: int, column: str, value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, (list, dict)):
-        raise _error(path, line, column, f"is {json.dumps(value)[:_SHOWN]}; it must be a text, a number or a boolean")
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _kind(path: Path, line: int, names: Sequence[str], kinds: Sequence[Columns]) -> Columns:
-    """The kind whose columns are all there, else an error about the one of which most are."""
-    nearest = max(kinds, key=lambda kind: sum(column in names for column in kind.required) / len(kind.required))
-    missing = [column for column in nearest.required if column not in names]
-    if missing:
-        there = ", ".join(name[:_SHOWN] for name in names[:_SHOWN_NAMES])
-        raise UnreadableFile(
-            f"{path}, line {line}: has no column {missing[0]}; it must name {_names(kinds)}, not {there}"
+        yield (
+            number,
+            {
+                name.strip().casefold(): json.dumps(value) if isinstance(value, (int, float)) else value
+                for name, value in found.items()
+            },
         )
-    return nearest
 
 
-def _names(kinds: Sequence[Columns]) -> str:
-    return "; or ".join(", ".join(kind.required) for kind in kinds)
-
-
-def _error(path: Path, line: int, column: str, problem: str) -> UnreadableFile:
-    return UnreadableFile(f"{path}, line {line}, column {column}: {problem}")
+def _converted(path: Path, row: Row, kind: type[T]) -> T:
+    line, found = row
+    values = {name: value for name, value in found.items() if value is not None}
+    if isinstance(label := values.get("label"), str):
+        values["label"] = label.strip().removesuffix(".0")  # as pandas writes it where a label was missing
+    try:
+        return msgspec.convert(values, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise UnreadableFile(f"{path}, line {line}: {error}; a row must have {_COLUMNS}") from error

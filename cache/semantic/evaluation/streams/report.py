@@ -1,12 +1,12 @@
 """The report on a stream of questions, for programs and for people."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cache.semantic.embedding.encoder import Encoder
-from cache.semantic.evaluation.streams.reading import AskedQuestion, StreamOptions, without_repeats
+from cache.semantic.evaluation.rows import AskedQuestion
 from cache.semantic.evaluation.streams.simulation import (
     Ints,
     Questions,
@@ -17,6 +17,7 @@ from cache.semantic.evaluation.streams.simulation import (
     serve_in_budget,
 )
 from cache.semantic.evaluation.vectors import vectors_of
+from cache.semantic.normal_form.normal_form import normal_form
 from cache.semantic.policy.budget import WARM_LABELS
 from cache.semantic.policy.posterior import JudgeError
 
@@ -24,6 +25,15 @@ THRESHOLDS = (0.80, 0.85, 0.90, 0.95, 0.98)
 CHECKPOINTS = 10
 
 Report = dict[str, Any]
+
+
+class StreamOptions(NamedTuple):
+    """How a stream is asked: see JudgeError, and in how many random `orders`; 0 is the file's order."""
+
+    judge_recall: float
+    judge_false_same: float
+    orders: int
+    seed: int
 
 
 def report_on_stream(
@@ -39,24 +49,26 @@ def report_on_stream(
     Shares are of the questions that reach the semantic cache. `progress` is told now and then how far it is.
     """
     judge, seed = JudgeError(options.judge_recall, options.judge_false_same), options.seed
-    once, repeats = without_repeats(asked)
-    texts = [question.text for question in once]
-    vectors = vectors_of(texts, encoder, lambda done: progress(f"{done} of {len(once)} questions embedded"))
+    once, other_answers = without_repeats(asked)
+    vectors = vectors_of(
+        [question.text for question in once],
+        encoder,
+        lambda done: progress(f"{done} of {len(once)} questions embedded"),
+    )
     # A text without a direction is near nothing.
-    stream = Stream(questions_of(once), np.nan_to_num(vectors))
+    stream = Stream(_numbered(once), np.nan_to_num(vectors))
     marks = sorted({round(stream.size * part / CHECKPOINTS) for part in range(1, CHECKPOINTS + 1)} - {0})
     arranged = [stream.order(seed + number) for number in range(options.orders)] or [np.arange(stream.size)]
-    simulated = SimulatedJudge("simulated", judge)
     runs = []
     for number, order in enumerate(arranged):
         progress(f"{number} of {len(arranged)} orders asked")
-        runs.append(serve_in_budget(stream, order, seed + number, delta, simulated, marks))
+        runs.append(serve_in_budget(stream, order, seed + number, delta, SimulatedJudge("simulated", judge), marks))
     figures = [_figures(run) for run in runs]
     return {
         "file": file,
         "requests": len(asked),
-        "repeats": repeats.questions,
-        "repeats_with_other_answers": repeats.other_answers,
+        "repeats": len(asked) - len(once),
+        "repeats_with_other_answers": other_answers,
         "asked": stream.size,
         "answers": len(np.unique(stream.answers)),
         "model": encoder.name,
@@ -64,15 +76,39 @@ def report_on_stream(
         "judge": {"recall": judge.recall, "false_same": judge.false_same},
         "orders": options.orders,
         "seed": seed,
-        "checkpoints": [_together(points) for points in zip(*figures, strict=True)],
+        "checkpoints": [
+            _mean(points) | {"worst_wrong": max(point["wrong"] for point in points)}
+            for points in zip(*figures, strict=True)
+        ],
         "runs": figures,
-        "static": {f"{threshold:.2f}": _static(stream, arranged, threshold) for threshold in THRESHOLDS},
+        "static": {
+            f"{threshold:.2f}": _mean(
+                [
+                    {"hits": outcome.hits, "wrong": outcome.wrong}
+                    for outcome in (serve_by_threshold(stream, order, threshold, guarded=True) for order in arranged)
+                ]
+            )
+            for threshold in THRESHOLDS
+        },
         "languages": _languages(once, arranged, runs),
-        "notes": _notes(stream.size, runs, repeats.other_answers),
+        "notes": _notes(stream.size, runs, other_answers),
     }
 
 
-def questions_of(asked: Sequence[AskedQuestion]) -> Questions:
+def without_repeats(asked: Sequence[AskedQuestion]) -> tuple[list[AskedQuestion], int]:
+    """The questions that reach the semantic cache: each the first time, in their order.
+
+    Others are answered by the exact cache or the normal form. Also returns how many of these want another answer than
+    the first time: no cache can tell.
+    """
+    first: dict[str, AskedQuestion] = {}
+    others = 0
+    for question in asked:
+        others += first.setdefault(normal_form(question.text) or question.text, question).answer != question.answer
+    return list(first.values()), others
+
+
+def _numbered(asked: Sequence[AskedQuestion]) -> Questions:
     """The texts, and numbers for their answers."""
     numbers: dict[str, int] = {}
     answers = np.array([numbers.setdefault(question.answer, len(numbers)) for question in asked], dtype=np.int64)
@@ -83,44 +119,24 @@ def _figures(run: Run) -> list[dict[str, float]]:
     """Of each checkpoint; `latest_hits` is the share of hits since the one before."""
     figures: list[dict[str, float]] = []
     before = 0
-    for point in run.checkpoints:
-        outcome = point.outcome
-        latest = float(np.mean([step.hit for step in run.steps[before : point.asked]]))
-        figures.append(
-            {
-                "asked": point.asked,
-                "latest_hits": latest,
-                "hits": outcome.hits,
-                "wrong": outcome.wrong,
-                "audits": outcome.audits,
-                "bound": point.upper,
-            }
-        )
-        before = point.asked
+    for asked, outcome, bound in ((point.asked, point.outcome, point.upper) for point in run.checkpoints):
+        latest = float(np.mean([step.hit for step in run.steps[before:asked]]))
+        shares = {"hits": outcome.hits, "wrong": outcome.wrong, "audits": outcome.audits}
+        figures.append({"asked": asked, "latest_hits": latest, **shares, "bound": bound})
+        before = asked
     return figures
 
 
-def _together(every: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The means over the orders of one checkpoint, and the order that was worst."""
-    means = {name: float(np.mean([each[name] for each in every])) for name in every[0]}
-    return means | {"asked": every[0]["asked"], "worst_wrong": max(each["wrong"] for each in every)}
-
-
-def _static(stream: Stream, orders: Sequence[Ints], threshold: float) -> dict[str, float]:
-    outcomes = [serve_by_threshold(stream, order, threshold, guarded=True) for order in orders]
-    return {
-        "hits": float(np.mean([outcome.hits for outcome in outcomes])),
-        "wrong": float(np.mean([outcome.wrong for outcome in outcomes])),
-    }
+def _mean(every: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The means over the orders."""
+    return {name: float(np.mean([each[name] for each in every])) for name in every[0]}
 
 
 def _languages(asked: Sequence[AskedQuestion], orders: Sequence[Ints], runs: Sequence[Run]) -> dict[str, Any]:
     """By language, where the file says any: how many questions, and the mean shares of them."""
     languages = np.array([question.language for question in asked])
-    if not any(languages):
-        return {}
     figures = {}
-    for language in np.unique(languages).tolist():
+    for language in np.unique(languages).tolist() if any(languages) else ():
         steps = [np.array(run.steps)[languages[order] == language] for order, run in zip(orders, runs, strict=True)]
         hits, wrong, _ = np.mean(np.concatenate(steps), axis=0).tolist()
         figures[language or "-"] = {"asked": len(steps[0]), "hits": hits, "wrong": wrong}
@@ -155,7 +171,7 @@ def format_stream_report(report: Report) -> str:
         f" {orders}",
         "",
         "   asked" + "".join(f"{name.partition('_')[0]:>8}" for name in columns),
-        *(f"{point['asked']:>8}{_cells(point, *columns)}" for point in report["checkpoints"]),
+        *(f"{point['asked']:>8g}{_cells(point, *columns)}" for point in report["checkpoints"]),
         "",
         "what a fixed similarity would serve, with the guards, to the end:",
         *(f">= {name}{_cells(row, 'hits', 'wrong')}" for name, row in report["static"].items()),

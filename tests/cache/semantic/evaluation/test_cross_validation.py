@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache.semantic.evaluation.cross_validation import Similarities, served_by_policy
-from cache.semantic.evaluation.figures import Flags, figures_of
+from cache.semantic.evaluation.cross_validation import Flags, Similarities, figures_of, served_by_policy
 
 PAIRS = 2000
 

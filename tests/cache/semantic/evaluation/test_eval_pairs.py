@@ -83,7 +83,7 @@ def test_without_json_a_table_names_its_columns(eval_pairs: Command, file: Path)
         "policy ",
         ">= 0.95",
         "neg.served  share of",
-        "us to read",
+        "words 0, 60",
     ):
         assert words in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 160
@@ -173,22 +173,6 @@ def test_a_stream_is_asked_in_random_orders(eval_pairs: Command, stream: Path) -
         assert expected in table
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--orders", "2"), "--orders is for streams, and {file} has pairs"),
-        (("--judge-false-same", "0.5"), "--judge-false-same is for streams"),
-    ],
-)
-def test_an_option_of_streams_is_refused_for_pairs(
-    eval_pairs: Command, file: Path, words: tuple[str, ...], message: str
-) -> None:
-    """It would do nothing."""
-    done = eval_pairs(str(file), *words)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert message.format(file=file) in done.stderr
-
-
 def test_a_judge_that_tells_nothing_apart_is_refused(eval_pairs: Command, stream: Path) -> None:
     """Before anything is computed."""
     done = eval_pairs(str(stream), "--judge-recall", "0.01")
@@ -202,4 +186,4 @@ def test_a_bad_row_of_a_stream_is_named(eval_pairs: Command, tmp_path: Path) -> 
     path.write_text("question,answer_id\nWho?,1\n,2\n", encoding="utf-8")
     done = eval_pairs(str(path))
     assert done.returncode == 2
-    assert done.stderr.startswith(f"keepgate eval-pairs: {path}, line 3, column question: is empty")
+    assert done.stderr.startswith(f"keepgate eval-pairs: {path}, line 3: column question is empty")

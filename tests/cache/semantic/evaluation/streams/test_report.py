@@ -3,13 +3,19 @@
 import json
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from benchmarks.semantic.intent_data import banking77
 from cache.semantic.embedding.encoder import Encoder
-from cache.semantic.evaluation.streams.reading import AskedQuestion, StreamOptions
-from cache.semantic.evaluation.streams.report import format_stream_report, report_on_stream
+from cache.semantic.evaluation.rows import AskedQuestion
+from cache.semantic.evaluation.streams.report import (
+    StreamOptions,
+    format_stream_report,
+    report_on_stream,
+    without_repeats,
+)
 from cache.semantic.evaluation.streams.simulation import Questions, SimulatedJudge, Stream, serve_in_budget
 from cache.semantic.evaluation.vectors import vectors_of
 from cache.semantic.policy.posterior import JudgeError
@@ -70,7 +76,7 @@ def test_hits_grow_and_stay_within_the_budget(minilm: Encoder, asked: list[Asked
 
 def test_the_table_names_its_columns(minilm: Encoder, asked: list[AskedQuestion]) -> None:
     """And says where nothing is served, and which questions want two answers."""
-    few = [*asked[:20], asked[0]._replace(answer="another")]
+    few = [*asked[:20], msgspec.structs.replace(asked[0], answer="another")]
     text = format_stream_report(report(minilm, few, orders=2))
     for words in (
         "latest    hits   wrong  audits   bound   worst",
@@ -89,3 +95,20 @@ def test_one_question_is_a_stream(minilm: Encoder) -> None:
     assert [point["asked"] for point in found["checkpoints"]] == [1]
     assert found["checkpoints"][0]["hits"] == 0.0
     assert found["languages"] == {}
+
+
+def test_repeats_never_reach_the_semantic_cache() -> None:
+    """What has the same words or the same normal form is answered without it, even if it wants another answer."""
+    asked = [
+        AskedQuestion(text, answer)
+        for text, answer in [
+            ("Who is it?", "a"),
+            ("who is it", "a"),
+            ("f(x)  = 1", "b"),
+            ("f(x) = 1", "b"),
+            ("Who is it?", "c"),
+        ]
+    ]
+    once, others = without_repeats(asked)
+    assert [question.text for question in once] == ["Who is it?", "f(x)  = 1", "f(x) = 1"]
+    assert others == 1
