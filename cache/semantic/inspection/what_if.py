@@ -2,17 +2,18 @@
 
 Each delta has a ledger of its own over the same requests and the same risks. There is no second posterior: what is
 known of a question does not depend on delta. A judgement says whether an answer is right, so it counts for every delta
-that would have served it. Answers that were not served are judged as misses, nearly all of them; those that were served
-are judged by audits, each of which stands for the hits that were not drawn.
+that would have served it. Answers that were not served are judged as misses, nearly all of them, and stand for
+themselves; those that were served are judged by audits, each of which stands for the hits that were not drawn.
 """
 
 import asyncio
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from cache.semantic.messages import Step, WhatIfAccount, WhatIfPoint
-from cache.semantic.policy.bound import Tally, WrongShare
+from cache.semantic.policy.bound import Tally
 from cache.semantic.policy.budget import max_risk
 from cache.semantic.policy.label import Label
 from cache.semantic.policy.ledger import Ledger
@@ -26,99 +27,58 @@ KEPT = 10_000
 MINUTE: Step = 60
 HOUR: Step = 3600
 _STEPS_KEPT: dict[Step, int] = {MINUTE: 180, HOUR: 744}
-_RECOUNTED_AT_ONCE = 20
-_ADDED_AT_ONCE = 50
+_AT_ONCE = 20
 _MISS = Decision(False, 1.0)
 
 
+@dataclass(slots=True, eq=False)
 class DecidedRequest:
     """A request as every delta counts it, at `time` in Unix seconds.
 
-    `was_served` says whether its answer was; `chance` is the probability with which that is judged, 1 for one that was
-    not, and `is_drawn` whether it is. `same` is the judgement, None before it is known. `hits` are the accounts that
-    would have served it.
+    `was_served` says whether its answer was, and `same` is its judgement, None before it is known. `hits` are the
+    accounts that would have served it.
     """
 
-    __slots__ = ("chance", "decision", "hits", "is_drawn", "max_risk", "same", "time", "was_served")
+    decision: Decision
+    max_risk: float
+    was_served: bool
+    time: float
+    same: bool | None = None
+    hits: "tuple[Account, ...]" = ()
 
-    def __init__(self, decision: Decision, max_risk: float, was_served: bool, time: float) -> None:
-        self.decision = decision
-        self.max_risk = max_risk
-        self.was_served = was_served
-        self.chance = decision.audit_chance if was_served else 1.0
-        self.is_drawn = decision.audit if was_served else True
-        self.time = time
-        self.same: bool | None = None
-        self.hits: tuple[Account, ...] = ()
+    @property
+    def chance(self) -> float:
+        """The probability with which its answer is judged; each one that was not served is."""
+        return self.decision.audit_chance if self.was_served else 1.0
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether it is judged."""
+        return self.decision.audit or not self.was_served
 
     @property
     def plain_risk(self) -> float:
         """Infinite where nothing could be served."""
         return math.inf if self.decision.refusal == "none near" else self.decision.plain_risk
 
-
-class Counts:
-    """What one delta would have served of some requests. Hits that were served and those that were not are separate,
-    since different shares of them are judged.
-    """
-
-    def __init__(self) -> None:
-        self._served, self._missed = Tally(), Tally()
-
-    @property
-    def requests(self) -> int:
-        return self._served.requests
-
-    @property
-    def hits(self) -> int:
-        return self._served.hits + self._missed.hits
-
-    @property
-    def judged(self) -> int:
-        """Hits whose answer was judged."""
-        return self._served.audits + self._missed.audits
-
-    @property
-    def found_wrong(self) -> int:
-        """Those of them that were called different."""
-        return self._served.found_wrong + self._missed.found_wrong
-
-    def decided(self, request: DecidedRequest, is_hit: bool) -> None:
-        hit = Decision(True, None, audit=request.is_drawn, audit_chance=request.chance)
-        self._served.decided(hit if is_hit and request.was_served else _MISS)
-        self._missed.decided(hit if is_hit and not request.was_served else _MISS)
-
-    def judged_hit(self, request: DecidedRequest, same: bool) -> None:
-        tally = self._served if request.was_served else self._missed
-        tally.judged(Label("", 1.0, (), same, "audit", chance=request.chance))
-
-    def add(self, other: "Counts") -> None:
-        """Count what `other` has counted as well."""
-        self._served.add(other._served)
-        self._missed.add(other._missed)
-
-    def wrong_share(self, judge: JudgeError) -> WrongShare:
-        """Wrong answers per request, as `Tally.wrong_share`. The bound of the sum is that of Zou and Donner (Statistics
-        in Medicine 27, 2008): the distances of both bounds from their estimates add up as independent errors do.
-        """
-        if not self.requests:
-            return WrongShare(0.0, 1.0)
-        shares = [tally.wrong_share(judge) for tally in (self._served, self._missed)]
-        estimate = sum(share.estimate for share in shares)
-        upper = estimate + math.hypot(*(share.upper - share.estimate for share in shares))
-        return WrongShare(estimate, min(upper, self.hits / self.requests))
+    def judge(self, same: bool) -> None:
+        """Count the judgement of its answer. One that nobody has drawn counts nowhere: it is no sample."""
+        if self.same is None and self.is_drawn:
+            self.same = same
+            for account in self.hits:
+                account.judge(self)
 
 
 class Account:
-    """The hits of one delta: since its first request, at `since`, and of each minute and hour that is kept."""
+    """The hits of one delta: since its first request, at `since`, and by number since 1970 of each minute and hour."""
 
     def __init__(self, delta: float) -> None:
         self.delta = delta
         self.since: float | None = None
-        self.all = Counts()
+        self.all = Tally()
+        self.steps: dict[Step, dict[int, Tally]] = {step: {} for step in _STEPS_KEPT}
         self._ledger = Ledger(delta)
         self._max_risk = max_risk(delta)
-        self._steps: dict[Step, OrderedDict[int, Counts]] = {step: OrderedDict() for step in _STEPS_KEPT}
 
     def decide(self, request: DecidedRequest) -> bool:
         """Whether the request would have been a hit; each one is decided once."""
@@ -129,28 +89,24 @@ class Account:
         is_hit = decision.refusal != "warm-up" and risk <= min(self._ledger.limit, self._max_risk, request.max_risk)
         if is_hit:
             self._ledger.spend(risk, plain)
-        for counts in (self.all, *(self._begun(step, request.time) for step in _STEPS_KEPT)):
-            counts.decided(request, is_hit)
+        for step, steps in self.steps.items():
+            steps.setdefault(int(request.time) // step, Tally())
+            if len(steps) > _STEPS_KEPT[step]:
+                del steps[next(iter(steps))]
+        counted = Decision(True, None, audit=request.is_drawn, audit_chance=request.chance) if is_hit else _MISS
+        for tally in self._tallies_of(request):
+            tally.decided(counted)
         return is_hit
 
-    def judge(self, request: DecidedRequest, same: bool) -> None:
+    def judge(self, request: DecidedRequest) -> None:
         """Count the judgement of a hit, in the time of the request."""
-        self.all.judged_hit(request, same)
-        for step, steps in self._steps.items():
-            if (counts := steps.get(int(request.time) // step)) is not None:
-                counts.judged_hit(request, same)
+        label = Label("", 1.0, (), bool(request.same), "audit", chance=request.chance)
+        for tally in self._tallies_of(request):
+            tally.judged(label)
 
-    def steps(self, step: Step) -> list[tuple[int, Counts]]:
-        """The minutes or hours that had requests, by their numbers since 1970, the oldest first."""
-        return sorted(self._steps[step].items())
-
-    def _begun(self, step: Step, time: float) -> Counts:
-        steps, number = self._steps[step], int(time) // step
-        if number not in steps:
-            steps[number] = Counts()
-            if len(steps) > _STEPS_KEPT[step]:
-                steps.popitem(last=False)
-        return steps[number]
+    def _tallies_of(self, request: DecidedRequest) -> list[Tally]:
+        of_steps = (steps.get(int(request.time) // step) for step, steps in self.steps.items())
+        return [self.all, *(tally for tally in of_steps if tally is not None)]
 
 
 class WhatIf:
@@ -174,68 +130,56 @@ class WhatIf:
         self._kept.append(request)
         return request
 
-    def judged(self, request: DecidedRequest, same: bool) -> None:
-        """Count the judgement of a request's answer. One that nobody has drawn counts nowhere: it is no sample."""
-        if request.same is None and request.is_drawn:
-            request.same = same
-            for account in request.hits:
-                account.judge(request, same)
-
     async def accounts(self, deltas: Sequence[float], step: Step, last: int, steps: int) -> tuple[WhatIfAccount, ...]:
         """What each of `deltas` would have served, the standard ones and the policy's own where none is named, with the
         minutes or hours up to number `last` since 1970. One that is not counted all along is counted of the last KEPT
         requests.
         """
-        accounts = [await self._account(delta) for delta in deltas or self._accounts]
-        numbers = range(last - steps + 1, last + 1)
-        return tuple([await self._told(account, step, numbers) for account in accounts])
-
-    async def _account(self, delta: float) -> Account:
-        if delta in self._accounts:
-            return self._accounts[delta]
-        account = Account(delta)
-        for number, request in enumerate(list(self._kept)):
-            if number % _RECOUNTED_AT_ONCE == 0:
-                await asyncio.sleep(0)
-            if account.decide(request) and request.same is not None:
-                account.judge(request, request.same)
-        return account
-
-    async def _told(self, account: Account, step: Step, numbers: Sequence[int]) -> WhatIfAccount:
-        counts, wrong = account.all, account.all.wrong_share(self._judge)
-        return WhatIfAccount(
-            delta=account.delta,
-            since=account.since,
-            requests=counts.requests,
-            hits=counts.hits,
-            judged=counts.judged,
-            found_wrong=counts.found_wrong,
-            wrong=wrong.estimate,
-            wrong_upper=wrong.upper,
-            points=await self._points(account, step, numbers),
-        )
-
-    async def _points(self, account: Account, step: Step, numbers: Sequence[int]) -> tuple[WhatIfPoint, ...]:
-        begun = account.steps(step)
-        sums, share, points, place = Counts(), None, [], 0
-        for number in numbers:
-            of_step = None
-            while place < len(begun) and begun[place][0] <= number:
-                of_step = begun[place][1] if begun[place][0] == number else None
-                sums.add(begun[place][1])
-                share = None
-                place += 1
-                if place % _ADDED_AT_ONCE == 0:
-                    await asyncio.sleep(0)
-            if sums.requests and share is None:
-                share = sums.wrong_share(self._judge)
-            points.append(
-                WhatIfPoint(
-                    time=number * step,
-                    requests=of_step.requests if of_step else 0,
-                    hits=of_step.hits if of_step else 0,
-                    wrong=share and share.estimate,
-                    wrong_upper=share and share.upper,
+        told = []
+        for delta in deltas or self._accounts:
+            account = self._accounts.get(delta) or await self._recounted(delta)
+            counted, wrong = account.all, account.all.wrong_share(self._judge)
+            told.append(
+                WhatIfAccount(
+                    delta=delta,
+                    since=account.since,
+                    requests=counted.requests,
+                    hits=counted.hits,
+                    judged=counted.audits,
+                    found_wrong=counted.found_wrong,
+                    wrong=wrong.estimate,
+                    wrong_upper=wrong.upper,
+                    points=await self._points(account.steps[step], step, range(last - steps + 1, last + 1)),
                 )
             )
+        return tuple(told)
+
+    async def _recounted(self, delta: float) -> Account:
+        account = Account(delta)
+        for number, request in enumerate(list(self._kept)):
+            if account.decide(request) and request.same is not None:
+                account.judge(request)
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return account
+
+    async def _points(self, begun: dict[int, Tally], step: Step, numbers: range) -> tuple[WhatIfPoint, ...]:
+        """Those of `numbers`. The share of wrong answers is of all steps up to each."""
+        sums, points = Tally(), []
+        for place, number in enumerate(sorted(begun.keys() | set(numbers))):
+            tally = begun.get(number, Tally())
+            sums.add(tally)
+            if number in numbers:
+                share = sums.wrong_share(self._judge) if sums.requests else None
+                points.append(
+                    WhatIfPoint(
+                        time=number * step,
+                        requests=tally.requests,
+                        hits=tally.hits,
+                        wrong=share and share.estimate,
+                        wrong_upper=share and share.upper,
+                    )
+                )
+            if place % _AT_ONCE == 0:
+                await asyncio.sleep(0)
         return tuple(points)

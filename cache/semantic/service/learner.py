@@ -314,8 +314,11 @@ class Learner:
         record = comparison.record
         return (await self._judge.compare(record.model, record.text, comparison.text, [other]))[0]
 
-    async def _compare(self, comparison: Comparison) -> dict[str, bool]:
-        """Whether the answer of each entry is the same. Answers recomputed meanwhile or unreadable are left out."""
+    async def _compare(self, comparison: Comparison) -> dict[str, bool | None]:
+        """Whether the answer of each entry is the same, None where the judge is unsure.
+
+        Answers recomputed meanwhile or unreadable are left out.
+        """
         fresh, query = comparison.record, comparison.query
         compared = self._worth_comparing(comparison.others)
         if self._judge_budget.is_short:
@@ -338,18 +341,13 @@ class Learner:
                 await self.forget(record.entry)
         scores = await self._judge.compare(fresh.model, fresh.text, comparison.text, list(texts.values()))
         limit = self.labels.errors.limit(fresh.model, fresh.answers)
-        found: dict[str, bool] = {}
-        for entry, score in zip(texts, scores, strict=True):
-            if score is None:
-                self.figures.count("judged_unsure")
-                if query is not None and query.watched is not None:
-                    query.watched.unsure(entry)
-            else:
-                found[entry] = score > limit
-                self.figures.count("judged_same" if found[entry] else "judged_different")
-        return {r.entry: found[r.entry] for r in compared if r.entry in found and not self._is_replaced(r)}
+        verdicts = {entry: None if score is None else score > limit for entry, score in zip(texts, scores, strict=True)}
+        for same in verdicts.values():
+            self.figures.count("judged_unsure" if same is None else "judged_same" if same else "judged_different")
+        replaced = {record.entry for record in compared if self._is_replaced(record)}
+        return {entry: same for entry, same in verdicts.items() if entry not in replaced}
 
-    async def _conclude(self, comparison: Comparison, verdicts: dict[str, bool]) -> None:
+    async def _conclude(self, comparison: Comparison, verdicts: dict[str, bool | None]) -> None:
         fresh, query = comparison.record, comparison.query
         if query is not None and query.watched is not None:
             query.watched.judged(verdicts)

@@ -228,7 +228,7 @@ class SemanticCache:
         """Removes purged records; with a store that gateways share, purges come from there."""
         if not self._shares_purges:
             await self._learner.discard(await self._neighbours.chosen(lambda record: _is_purged(record, note)))
-        self.decisions.forget_all_texts()
+        self.decisions.forget_texts()
 
     def _note(self, query: Query) -> None:
         """The answer goes to a client, unless that does not wait any more."""

@@ -285,7 +285,7 @@ async def _maintain(cache: SemanticCache, learner: Learner, store: ExactCache | 
         if store is not None and store.purges != purges:
             purges = store.purges
             await learner.discard(await learner.neighbours.purged())
-            cache.decisions.forget_all_texts()
+            cache.decisions.forget_texts()
         took = time.monotonic() - began
 
 

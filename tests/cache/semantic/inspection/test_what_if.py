@@ -40,7 +40,7 @@ class WatchedStream(Stream):
         self.wrong += decision.serve and not right
         if decision.audit or not was_served:
             self.tell(label_of(evidence, decision, right, "audit" if decision.serve else "miss"))
-            self.what_if.judged(request, right)
+            request.judge(right)
         return decision.serve
 
     async def account(self, delta: float, steps: int = 1) -> WhatIfAccount:
@@ -111,7 +111,7 @@ async def test_a_judgement_counts_in_the_minute_of_its_request() -> None:
     what_if = WhatIf(0.5, SURE)
     requests = [what_if.decided(hit(0.001), 1.0, was_served=False, time=float(second)) for second in range(120)]
     for second, request in enumerate(requests):
-        what_if.judged(request, same=second < 60)
+        request.judge(second < 60)
     (account,) = await what_if.accounts((0.5,), MINUTE, 2, 4)
     points = account.points
     assert [(point.time, point.requests) for point in points] == [(-60, 0), (0, 60), (60, 60), (120, 0)]
@@ -131,7 +131,7 @@ async def test_an_audit_stands_for_the_hits_that_were_not_drawn() -> None:
     for number in range(1000):
         audit = number % 10 == 0
         request = what_if.decided(hit(0.001, 0.1, audit), 1.0, was_served=True, time=0.0)
-        what_if.judged(request, same=number % 100 != 0)  # of those that nobody drew, it must not count
+        request.judge(number % 100 != 0)  # of those that nobody drew, it must not count
     (account,) = await what_if.accounts((0.5,), HOUR, 0, 1)
     assert account.judged <= 100
     assert account.wrong == pytest.approx(0.1, rel=0.3)
@@ -161,8 +161,8 @@ def test_shares_are_shares_whatever_comes(requests: list[tuple[float, float, boo
         )
         request = what_if.decided(decision, 1.0, was_served=not refusal, time=float(number))
         assert refusal not in ("none near", "warm-up") or not request.hits
-        what_if.judged(request, same)
-        what_if.judged(request, not same)
+        request.judge(same)
+        request.judge(not same)
         assert request.same is same
         for account in request.hits:
             share = account.all.wrong_share(SURE)
