@@ -1,25 +1,15 @@
-"""A gateway's line to the process of the semantic cache, which may be slow, frozen, gone or lying."""
+"""A gateway's connection to the process of the semantic cache, which may be slow, frozen, gone or lying."""
 
 import asyncio
 import itertools
 from collections import deque
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import msgspec
 
 from cache.errors import StoreUnavailable
-from cache.semantic.messages import (
-    Frames,
-    Note,
-    Question,
-    Refused,
-    Reply,
-    Stats,
-    StatsRequest,
-    frame,
-    from_service,
-)
+from cache.semantic.messages import Note, Question, Refused, Reply, Stats, StatsRequest, frame, from_service, read_frame
 from cache.stores.breaker import Breaker
 
 R = TypeVar("R")
@@ -33,25 +23,23 @@ _MAX_UNREAD = 4 * 2**20
 class SemanticClient:
     """Asks the service, with a deadline for each question and a breaker: an ill service costs one deadline once.
 
-    `watch` must run for as long as the client is used.
+    Many questions are open at a time on one connection. `watch` must run for as long as the client is used.
     """
 
     def __init__(self, socket: Path, deadline: float) -> None:
+        self.breaker = Breaker("the semantic cache", self._probe, (), _PROBE_DEADLINE)
         self._socket = socket
         self._deadline = deadline
-        self._line: _Line | None = None
-        self._connecting = asyncio.Lock()
         self._notes: deque[Note] = deque(maxlen=_NOTES_KEPT)
-        self.breaker = Breaker("the semantic cache", self._probe, (), _PROBE_DEADLINE)
+        self._numbers = itertools.count(1)
+        self._open: dict[int, asyncio.Future[Reply]] = {}
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._connecting = asyncio.Lock()
 
     async def ask(self, question: Question, kind: type[R], deadline: float | None = None) -> R:
         """The service's reply, of the kind that belongs to the question. Raises StoreUnavailable."""
-        due = self._deadline if deadline is None else deadline
-
-        async def ask() -> Reply:
-            return await (await self._connected()).ask(question)
-
-        answer = await self.breaker.call(ask, due)
+        answer = await self.breaker.call(lambda: self._ask(question), self._deadline if deadline is None else deadline)
         if not isinstance(answer, kind):
             raise StoreUnavailable(answer.reason if isinstance(answer, Refused) else "the semantic cache: confused")
         return answer
@@ -70,78 +58,56 @@ class SemanticClient:
         try:
             await self.breaker.watch()
         finally:
-            if self._line is not None:
-                self._line.close()
+            if self._reading is not None:
+                self._reading.cancel()
 
     async def _probe(self) -> None:
-        reply = await (await self._connected()).ask(StatsRequest())
-        if not isinstance(reply, Stats):
+        if not isinstance(await self._ask(StatsRequest()), Stats):
             raise StoreUnavailable("the semantic cache is not ready")
         await self._send_notes()
 
     async def _send_notes(self) -> None:
-        line = await self._connected()
+        writer = await self._connected()
         while self._notes:
-            line.send(0, self._notes[0])
+            _send(writer, 0, self._notes[0])
             self._notes.popleft()
 
-    async def _connected(self) -> "_Line":
-        if self._line is None or self._line.closed:
-            async with self._connecting:
-                if self._line is None or self._line.closed:
-                    loop = asyncio.get_running_loop()
-                    _, self._line = await loop.create_unix_connection(_Line, str(self._socket))
-        return self._line
-
-
-class _Line(asyncio.Protocol):
-    """One connection, on which many questions are open at a time."""
-
-    def __init__(self) -> None:
-        self.closed = False
-        self._frames = Frames()
-        self._numbers = itertools.count(1)
-        self._open: dict[int, asyncio.Future[Reply]] = {}
-        self._transport: asyncio.WriteTransport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's own class is none of asyncio's
-
-    async def ask(self, question: Question) -> Reply:
-        number = next(self._numbers)
+    async def _ask(self, question: Question) -> Reply:
+        writer, number = await self._connected(), next(self._numbers)
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._open[number] = reply
         try:
-            self.send(number, question)
+            _send(writer, number, question)
             return await reply
         finally:
-            self._open.pop(number, None)
+            del self._open[number]
 
-    def send(self, number: int, message: Question | Note) -> None:
-        """Raises ConnectionError."""
-        if self.closed or self._transport is None:
-            raise ConnectionResetError("the semantic cache has gone")
-        if self._transport.get_write_buffer_size() > _MAX_UNREAD:
-            raise ConnectionError("the semantic cache does not read")
-        self._transport.write(frame(number, message))
+    async def _connected(self) -> asyncio.StreamWriter:
+        async with self._connecting:
+            if self._writer is None:
+                reader, self._writer = await asyncio.open_unix_connection(self._socket)
+                self._reading = asyncio.create_task(self._read(reader, self._writer))
+            return self._writer
 
-    def data_received(self, data: bytes) -> None:
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Passes replies on until the connection ends."""
         try:
-            for payload in self._frames.feed(data):
+            while (payload := await read_frame(reader)) is not None:
                 number, reply = from_service(payload)
-                waiting = self._open.get(number)
-                if waiting is not None and not waiting.done():
+                if (waiting := self._open.get(number)) is not None and not waiting.done():
                     waiting.set_result(reply)
-        except (ValueError, msgspec.DecodeError):
-            self.close()
+        except (OSError, ValueError, msgspec.DecodeError):
+            pass  # it is gone, or says what no service does
+        finally:
+            self._writer = None
+            writer.close()
+            for waiting in self._open.values():
+                if not waiting.done():
+                    waiting.set_exception(ConnectionResetError("the semantic cache has gone"))
 
-    def connection_lost(self, error: Exception | None) -> None:
-        self.closed = True
-        for waiting in self._open.values():
-            if not waiting.done():
-                waiting.set_exception(ConnectionResetError("the semantic cache has gone"))
 
-    def close(self) -> None:
-        self.closed = True
-        if self._transport is not None:
-            self._transport.close()
+def _send(writer: asyncio.StreamWriter, number: int, message: Question | Note) -> None:
+    """Raises ConnectionError."""
+    if writer.transport.get_write_buffer_size() > _MAX_UNREAD:
+        raise ConnectionError("the semantic cache does not read")
+    writer.write(frame(number, message))

@@ -4,6 +4,7 @@ Each message is a frame: its length in bytes (4 bytes, big endian), then Message
 the number of its question; a note, which has no reply, has number 0.
 """
 
+import asyncio
 import struct
 from typing import Any, Literal
 
@@ -297,26 +298,15 @@ def frame(number: int, message: Question | Note | Reply) -> bytes:
     return _LENGTH.pack(len(payload)) + payload
 
 
-class Frames:
-    """Cuts what arrives into the payloads of frames."""
-
-    def __init__(self) -> None:
-        self._rest = bytearray()
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """The payloads that are complete now. Raises ValueError for a frame longer than MAX_FRAME."""
-        self._rest += data
-        payloads: list[bytes] = []
-        while len(self._rest) >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(self._rest)
-            if size > MAX_FRAME:
-                raise ValueError(f"a frame of {size} bytes")
-            end = _LENGTH.size + size
-            if len(self._rest) < end:
-                break
-            payloads.append(bytes(self._rest[_LENGTH.size : end]))
-            del self._rest[:end]
-        return payloads
+async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
+    """The payload of the next frame; None if the connection has ended. Raises ValueError for one beyond MAX_FRAME."""
+    try:
+        (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        if size > MAX_FRAME:
+            raise ValueError(f"a frame of {size} bytes")
+        return await reader.readexactly(size)
+    except asyncio.IncompleteReadError:
+        return None
 
 
 def from_gateway(payload: bytes) -> tuple[int, Question | Note]:

@@ -10,13 +10,12 @@ from pathlib import Path
 import msgspec
 
 from cache.errors import CacheError
-from cache.semantic.messages import Frames, Note, Question, Refused, Reply, frame, from_gateway
+from cache.semantic.messages import Note, Question, Refused, Reply, frame, from_gateway, read_frame
 
 log = logging.getLogger(__name__)
 
 Handler = Callable[[Question | Note], Awaitable[Reply | None]]
 
-_READ_BYTES = 2**16
 # Of one gateway: beyond it the service reads no more from it until some are answered.
 _MAX_OPEN = 256
 
@@ -27,8 +26,8 @@ async def serving(socket: Path, handle: Handler) -> AsyncIterator[None]:
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await _Conversation(handle, reader, writer).run()
-        except* (ConnectionError, ValueError, msgspec.DecodeError) as errors:
+            await _answer_all(handle, reader, writer)
+        except* (OSError, ValueError, msgspec.DecodeError) as errors:
             log.debug("a gateway's line ended: %s", errors.exceptions[0])
         finally:
             writer.close()
@@ -41,37 +40,32 @@ async def serving(socket: Path, handle: Handler) -> AsyncIterator[None]:
         server.close_clients() if hasattr(server, "close_clients") else None
 
 
-class _Conversation:
-    """One connection. Replies are sent as they are ready, not in the order of the questions."""
+async def _answer_all(handle: Handler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Replies are sent as they are ready, not in the order of the questions."""
+    slots = asyncio.Semaphore(_MAX_OPEN)
 
-    def __init__(self, handle: Handler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._handle = handle
-        self._reader = reader
-        self._writer = writer
-        self._slots = asyncio.Semaphore(_MAX_OPEN)
-
-    async def run(self) -> None:
-        frames = Frames()
-        async with asyncio.TaskGroup() as tasks:
-            while data := await self._reader.read(_READ_BYTES):
-                for payload in frames.feed(data):
-                    number, message = from_gateway(payload)
-                    await self._slots.acquire()
-                    tasks.create_task(self._answer(number, message))
-
-    async def _answer(self, number: int, message: Question | Note) -> None:
+    async def answer(number: int, message: Question | Note) -> None:
         try:
-            try:
-                reply = await self._handle(message)
-            except CacheError as error:
-                reply = Refused(str(error))
-            except Exception as fault:  # noqa: BLE001  # the last resort: it is logged, and the gateway goes on without
-                # The frames only name code; the message might quote a tenant's text.
-                frames = "".join(traceback.format_tb(fault.__traceback__))
-                log.error("the semantic cache failed: %s\n%s", type(fault).__name__, frames)
-                reply = Refused(f"the semantic cache failed: {type(fault).__name__}")
+            reply = await _reply_to(handle, message)
             if number and reply is not None:
-                self._writer.write(frame(number, reply))
-                await self._writer.drain()
+                writer.write(frame(number, reply))
+                await writer.drain()
         finally:
-            self._slots.release()
+            slots.release()
+
+    async with asyncio.TaskGroup() as tasks:
+        while (payload := await read_frame(reader)) is not None:
+            await slots.acquire()
+            tasks.create_task(answer(*from_gateway(payload)))
+
+
+async def _reply_to(handle: Handler, message: Question | Note) -> Reply | None:
+    try:
+        return await handle(message)
+    except CacheError as error:
+        return Refused(str(error))
+    except Exception as fault:  # noqa: BLE001  # the last resort: it is logged, and the gateway goes on without
+        # The frames only name code; the message might quote a tenant's text.
+        failure = f"the semantic cache failed: {type(fault).__name__}"
+        log.error("%s\n%s", failure, "".join(traceback.format_tb(fault.__traceback__)))
+        return Refused(failure)

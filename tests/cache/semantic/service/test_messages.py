@@ -1,5 +1,7 @@
 """Frames between gateways and the process of the semantic cache."""
 
+import asyncio
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -9,7 +11,6 @@ from cache.semantic.messages import (
     MAX_FRAME,
     AnswerStored,
     EntryDeleted,
-    Frames,
     HitDiscarded,
     LookupHit,
     LookupMiss,
@@ -27,6 +28,7 @@ from cache.semantic.messages import (
     frame,
     from_gateway,
     from_service,
+    read_frame,
 )
 
 SAID: list[Question | Note] = [
@@ -48,38 +50,43 @@ REPLIED: list[Reply] = [
 ]
 
 
+async def payload_of(data: bytes) -> bytes:
+    reader = asyncio.StreamReader()
+    reader.feed_data(data)
+    payload = await read_frame(reader)
+    assert payload is not None
+    return payload
+
+
 @pytest.mark.parametrize("message", SAID)
-def test_a_message_of_a_gateway_arrives_as_it_was(message: Question | Note) -> None:
+async def test_a_message_of_a_gateway_arrives_as_it_was(message: Question | Note) -> None:
     """A message of a gateway is decoded with its number and every field."""
-    (payload,) = Frames().feed(frame(7, message))
-    assert from_gateway(payload) == (7, message)
+    assert from_gateway(await payload_of(frame(7, message))) == (7, message)
 
 
 @pytest.mark.parametrize("message", REPLIED)
-def test_a_message_of_the_service_arrives_as_it_was(message: Reply) -> None:
+async def test_a_message_of_the_service_arrives_as_it_was(message: Reply) -> None:
     """A message of the service is decoded with its number and every field."""
-    (payload,) = Frames().feed(frame(7, message))
-    assert from_service(payload) == (7, message)
+    assert from_service(await payload_of(frame(7, message))) == (7, message)
 
 
-@given(st.lists(st.integers(0, len(SAID) - 1), max_size=8), st.lists(st.integers(1, 40), min_size=1, max_size=30))
-def test_frames_arrive_however_they_are_cut(chosen: list[int], cuts: list[int]) -> None:
-    """Frames are decoded however the stream is cut."""
-    stream = b"".join(frame(number, SAID[which]) for number, which in enumerate(chosen))
-    frames, arrived, start = Frames(), [], 0
-    for number in range(len(stream)):
-        size = cuts[number % len(cuts)]
-        arrived += [from_gateway(payload) for payload in frames.feed(stream[start : start + size])]
-        start += size
-        if start >= len(stream):
-            break
-    assert arrived == [(number, SAID[which]) for number, which in enumerate(chosen)]
+@pytest.mark.parametrize("end", [b"", b"\0\0", b"\0\0\0\x09half"])
+async def test_frames_are_read_until_the_connection_ends(end: bytes) -> None:
+    """One that is cut by the end is none."""
+    reader = asyncio.StreamReader()
+    reader.feed_data(b"".join(frame(number, message) for number, message in enumerate(SAID)) + end)
+    reader.feed_eof()
+    for number, message in enumerate(SAID):
+        payload = await read_frame(reader)
+        assert payload is not None
+        assert from_gateway(payload) == (number, message)
+    assert await read_frame(reader) is None
 
 
-def test_a_frame_above_the_size_limit_is_refused() -> None:
+async def test_a_frame_above_the_size_limit_is_refused() -> None:
     """A frame above the size limit raises ValueError from its length alone."""
     with pytest.raises(ValueError, match="a frame of"):
-        Frames().feed((MAX_FRAME + 1).to_bytes(4, "big"))
+        await payload_of((MAX_FRAME + 1).to_bytes(4, "big"))
 
 
 @given(st.binary(max_size=60))
