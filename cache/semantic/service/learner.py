@@ -26,10 +26,10 @@ from cache.semantic.service.answers import Answers, KnownAnswer, plain_answer
 from cache.semantic.service.labels import Labels
 from cache.semantic.service.log import RecordLog
 from cache.semantic.service.metrics import ServiceMetrics
-from cache.semantic.service.neighbours import Neighbour, Neighbours, Vector, wording_of
+from cache.semantic.service.neighbours import Neighbour, Neighbours, wording_of
 from cache.semantic.service.priority import LookupPriority
 from cache.semantic.service.queries import Query
-from cache.semantic.service.records import Record
+from cache.semantic.service.records import Record, Vector
 
 log = logging.getLogger(__name__)
 
@@ -371,7 +371,7 @@ class Learner:
         record = comparison.record = msgspec.structs.replace(comparison.record, **found)
         kept = self.neighbours.records.change(record.entry, record.created, **found)
         if kept is not None and self._log is not None:
-            self._log.save(kept, comparison.vector)
+            self._log.replace(kept, comparison.vector, announced=True)
 
     def _worth_comparing(self, others: Sequence[Record]) -> list[Record]:
         """The first of each distinct answer, of those that still exist."""
@@ -385,7 +385,7 @@ class Learner:
     async def _confirm(self, record: Record, namespace: str) -> None:
         kept = self.neighbours.confirm(record.entry, record.created, namespace)
         if kept is not None and self._log is not None:
-            self._log.confirm(kept, await self._embedder.embed(kept.text), namespace)
+            self._log.replace(kept, await self._embedder.embed(kept.text), announced=True)
 
     def _is_replaced(self, record: Record) -> bool:
         """Whether the entry has another answer now."""

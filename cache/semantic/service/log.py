@@ -2,7 +2,7 @@
 
 keepgate:semantic:record:<entry>   a record and its vector, until the answer expires
 keepgate:semantic:records          sorted set of all entries, by the time at which they expire
-keepgate:semantic:log              stream: put, remove, confirm, wrong and label, in the order in which all see them
+keepgate:semantic:log              stream: put, remove, wrong and label, in the order in which all see them
 keepgate:semantic:policy:<name>    a policy's state, and its position in the stream
 """
 
@@ -16,13 +16,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
 from redis.exceptions import RedisError
 
 from cache.errors import CorruptEntry, StoreUnavailable, Undecryptable
-from cache.semantic.service.neighbours import Vector
-from cache.semantic.service.record_format import decode_record, encode_record
-from cache.semantic.service.records import Record
+from cache.semantic.service.records import Record, Vector, decode_record, encode_record
 from cache.stores.breaker import Breaker
 from cache.stores.encryption import Encryption
 from cache.stores.redis_connections import Command
@@ -45,8 +42,6 @@ _WRITES_PER_BATCH = 128
 _PAUSE = 0.5
 _POSITION = re.compile(rb"[0-9]{1,18}-[0-9]{1,18}")
 _NUMBER = re.compile(rb"[0-9]{1,18}")
-
-_encode = msgspec.msgpack.Encoder().encode
 
 
 class _Write(NamedTuple):
@@ -99,14 +94,10 @@ class RecordLog:
             self._write("ZADD", _RECORDS, record.expires, record.entry)
             self._announce("put", record.entry.encode())
 
-    def complete(self, record: Record, vector: Vector) -> bool:
-        """Stores a record anew, unless it was removed meanwhile; False if it has expired."""
-        return self._set(record, vector, "XX")
-
-    def confirm(self, record: Record, vector: Vector, namespace: str) -> None:
-        """Stores a record that a tenant has confirmed, for later processes, and publishes the tenant."""
-        if self.complete(record, vector):
-            self._announce("confirm", _encode((record.entry, record.created, namespace)))
+    def replace(self, record: Record, vector: Vector, announced: bool) -> None:
+        """Stores a record anew, unless it was removed meanwhile."""
+        if self._set(record, vector, "XX") and announced:
+            self._announce("put", record.entry.encode())
 
     def remove(self, entries: Sequence[str], announced: bool) -> None:
         for entry in entries:

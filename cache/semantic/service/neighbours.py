@@ -7,19 +7,15 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from cache.entries.key import namespace_of
 from cache.semantic.index.index import VectorIndex
 from cache.semantic.policy.policy import NEIGHBOURS, Evidence, Neighbourhood
-from cache.semantic.service.records import Record, Records
+from cache.semantic.service.records import Record, Records, Vector
 from cache.semantic.wording.comparison import Wording, compare
 from cache.semantic.wording.language import language_of
 from cache.semantic.wording.text import Text
 
 T = TypeVar("T")
-Vector = npt.NDArray[np.float32]
 
 # Some kilobytes each; reading one again takes a tenth of a millisecond.
 _TEXTS_KEPT = 16_384

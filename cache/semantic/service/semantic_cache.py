@@ -12,6 +12,7 @@ from cache.semantic.inspection.decisions import Decisions, StoredQuestion, named
 from cache.semantic.judge.repeatability import is_unrepeatable, repeatable
 from cache.semantic.messages import (
     AnswerStored,
+    DecisionsRequest,
     EntryDeleted,
     ExplainedNeighbour,
     ExplainRequest,
@@ -20,17 +21,21 @@ from cache.semantic.messages import (
     LookupHit,
     LookupMiss,
     LookupRequest,
+    Note,
     Purged,
+    Question,
     RefreshRequested,
+    Reply,
+    WhatIfRequest,
     WrongAnswerReport,
     WrongAnswerResult,
 )
 from cache.semantic.policy.policy import NEIGHBOURS, Evidence, Policy
 from cache.semantic.policy.threshold import ThresholdPolicy
 from cache.semantic.service.learner import Learner
-from cache.semantic.service.neighbours import Neighbour, Vector, neighbourhood_of, vouched, wording_of
+from cache.semantic.service.neighbours import Neighbour, neighbourhood_of, vouched, wording_of
 from cache.semantic.service.queries import Latest, Query
-from cache.semantic.service.records import Record
+from cache.semantic.service.records import Record, Vector
 
 _LONG_TEXT = 120
 _EXPLAINED = 5
@@ -70,6 +75,39 @@ class SemanticCache:
         self._rejected: Latest[str, None] = Latest()
         self._lookups: Counter[str] = Counter()
         self._gone: set[str] = set()
+
+    async def handle(self, message: Question | Note) -> Reply | None:
+        """The reply to a question, None to a note. Raises CacheError."""
+        match message:
+            case LookupRequest():
+                return await self.ask(message)
+            case ExplainRequest():
+                return await self.explain(message)
+            case DecisionsRequest():
+                return self.decisions.page(message)
+            case WhatIfRequest():
+                return await self.decisions.what_if(message)
+            case WrongAnswerReport():
+                labels = self.report_wrong_answer(message.entry)
+                return WrongAnswerResult(await self._learner.forget(message.entry, wrong=True), labels)
+            case AnswerStored():
+                self.answered(message)
+            case RefreshRequested():
+                self._complain(self._served.pop(message.key, None))
+            case HitDiscarded():
+                # The client does not wait for the answer; its lookup may still be running.
+                if self._served.pop(message.key, None) is None and message.key in self._lookups:
+                    self._gone.add(message.key)
+            case EntryDeleted():
+                record = self._neighbours.records.get(message.entry)
+                if record is not None and message.created in (0.0, record.created):
+                    await self._learner.forget(message.entry)
+                self.decisions.forget_texts((message.entry,))
+            case Purged():
+                if not self._shares_purges:  # else they come from the store that gateways share
+                    await self._learner.discard(await self._neighbours.chosen(lambda each: _is_purged(each, message)))
+                self.decisions.forget_texts()
+        return None
 
     async def ask(self, ask: LookupRequest) -> LookupHit | LookupMiss:
         """Raises EmbedderBusy and EmbeddingError if the question cannot be embedded."""
@@ -201,34 +239,10 @@ class SemanticCache:
             self._served.pop(query.key, None)  # it is judged now, so a rejection does not count
         self._learner.record_answer(note, query)
 
-    def retried(self, note: RefreshRequested) -> None:
-        self._complain(self._served.pop(note.key, None))
-
-    def unused(self, note: HitDiscarded) -> None:
-        """The client does not wait for the answer; its lookup may still be running."""
-        if self._served.pop(note.key, None) is None and note.key in self._lookups:
-            self._gone.add(note.key)
-
-    async def wrong(self, message: WrongAnswerReport) -> WrongAnswerResult:
-        labels = self.report_wrong_answer(message.entry)
-        return WrongAnswerResult(await self._learner.forget(message.entry, wrong=True), labels)
-
     def report_wrong_answer(self, entry: str) -> int:
         """Learns that the last serving of an entry was wrong; returns how many labels."""
         key = next((key for key, served in reversed(self._served.items()) if served.entry == entry), None)
         return 0 if key is None else self._complain(self._served.pop(key))
-
-    async def forget(self, note: EntryDeleted) -> None:
-        record = self._neighbours.records.get(note.entry)
-        if record is not None and note.created in (0.0, record.created):
-            await self._learner.forget(note.entry)
-        self.decisions.forget_texts((note.entry,))
-
-    async def purged(self, note: Purged) -> None:
-        """Removes purged records; with a store that gateways share, purges come from there."""
-        if not self._shares_purges:
-            await self._learner.discard(await self._neighbours.chosen(lambda record: _is_purged(record, note)))
-        self.decisions.forget_texts()
 
     def _note(self, query: Query) -> None:
         """The answer goes to a client, unless that does not wait any more."""

@@ -17,7 +17,7 @@ import msgspec
 
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
-from cache.semantic.embedding.embedder import Embedder, Model, open_embedder
+from cache.semantic.embedding.embedder import Embedder, open_embedder
 from cache.semantic.embedding.embedders import Embedders, open_embedders
 from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.embedding.model_files import DEFAULT
@@ -29,25 +29,7 @@ from cache.semantic.judge.embedding_judge import EmbeddingJudge, coefficients_di
 from cache.semantic.judge.error_rates import PRIOR_ERROR, ErrorRates
 from cache.semantic.judge.judge import Judge
 from cache.semantic.judge.llm_judge import open_llm_judge
-from cache.semantic.messages import (
-    AnswerStored,
-    DecisionsRequest,
-    EntryDeleted,
-    ExplainRequest,
-    HitDiscarded,
-    LookupHit,
-    LookupRequest,
-    Note,
-    Purged,
-    Question,
-    RefreshRequested,
-    Refused,
-    Reply,
-    Stats,
-    StatsRequest,
-    WhatIfRequest,
-    WrongAnswerReport,
-)
+from cache.semantic.messages import LookupHit, LookupRequest, Note, Question, Refused, Reply, Stats, StatsRequest
 from cache.semantic.normal_form.english import load as load_words
 from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.policy import Policy
@@ -64,7 +46,7 @@ from cache.semantic.service.semantic_cache import SemanticCache
 from cache.semantic.service.server import serving
 from cache.semantic.service.sharing import Sharing
 from cache.semantic.wording.language import load as load_languages
-from cache.stores.encryption import Encryption, encryption_with
+from cache.stores.encryption import encryption_with
 from cache.stores.memory import MemoryStore
 from cache.stores.redis_store import open_redis_store, open_topology
 from telemetry.tracing.opening import open_tracing
@@ -101,7 +83,7 @@ class Service:
     async def begin(self, cache: SemanticCache, describe: Callable[[], Stats | Refused]) -> None:
         self._cache, self._describe = cache, describe
         while self._notes:
-            await self.handle(self._notes.popleft())
+            await cache.handle(self._notes.popleft())
 
     def end(self) -> None:
         """From now on questions are refused, and notes are for the next process."""
@@ -109,42 +91,19 @@ class Service:
 
     async def handle(self, message: Question | Note) -> Reply | None:
         """The reply to a question, None to a note. Raises CacheError if the cache fails."""
-        cache = self._cache
-        if cache is None:
+        if self._cache is None:
             if isinstance(message, Question):
                 return Refused(f"the semantic cache is not ready: it waits for {self._model}")
             self._notes.append(message)
             return None
-        match message:
-            case LookupRequest():
-                return await self._ask(cache, message)
-            case ExplainRequest():
-                return await cache.explain(message)
-            case WrongAnswerReport():
-                return await cache.wrong(message)
-            case StatsRequest():
-                return self._describe()
-            case DecisionsRequest():
-                return cache.decisions.page(message)
-            case WhatIfRequest():
-                return await cache.decisions.what_if(message)
-            case AnswerStored():
-                cache.answered(message)
-            case RefreshRequested():
-                cache.retried(message)
-            case HitDiscarded():
-                cache.unused(message)
-            case EntryDeleted():
-                await cache.forget(message)
-            case Purged():
-                await cache.purged(message)
-        return None
-
-    async def _ask(self, cache: SemanticCache, ask: LookupRequest) -> Reply:
-        with self._tracing.begin({"traceparent": ask.traceparent}, "semantic_cache.lookup") as span:
+        if isinstance(message, StatsRequest):
+            return self._describe()
+        if not isinstance(message, LookupRequest):
+            return await self._cache.handle(message)
+        with self._tracing.begin({"traceparent": message.traceparent}, "semantic_cache.lookup") as span:
             try:
-                async with asyncio.timeout(self._patience if ask.serve else None):
-                    reply = await cache.ask(ask)
+                async with asyncio.timeout(self._patience if message.serve else None):
+                    reply = await self._cache.ask(message)
             except TimeoutError:
                 span.fail("timeout")
                 return Refused("the semantic cache: not in time")
@@ -187,9 +146,15 @@ async def _running(config: Config, embedders: Embedders, judging: Embedder, serv
     embedder, patient, model = embedders.lookups, embedders.background, embedders.lookups.model
     async with contextlib.AsyncExitStack() as stack:
         encryption = encryption_with(config.encryption_keys)
-        store = await stack.enter_async_context(_store(config.redis, encryption))
-        shared = await stack.enter_async_context(_log(config.redis, model, encryption))
-        judge = await stack.enter_async_context(make_judge(config, judging))
+        store, shared = None, None
+        if config.redis:
+            redis = await stack.enter_async_context(open_redis_store(config.redis, _STORE_DEADLINE, encryption))
+            store = ExactCache(MemoryStore(0), redis, keep_stale=0.0)  # the answers that gateways keep
+            topology = await stack.enter_async_context(open_topology(config.redis))
+            shared = RecordLog(topology, model.fingerprint, model.dimensions, encryption)
+        judge: Judge = EmbeddingJudge(judging)
+        if config.judge != EMBEDDING:
+            judge = await stack.enter_async_context(open_llm_judge(config.judge, config.judge_model, config.judge_key))
         what_if = WhatIf(config.delta, PRIOR_ERROR) if config.policy == "budget" else None
         decisions = Decisions(what_if, config.show_questions)
         neighbours = Neighbours(
@@ -245,25 +210,6 @@ async def _tasks(works: list[Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
         finally:
             for task in running:
                 task.cancel()
-
-
-@asynccontextmanager
-async def _store(url: str, encryption: Encryption) -> AsyncIterator[ExactCache | None]:
-    """The answers that gateways keep, read only."""
-    if not url:
-        yield None
-        return
-    async with open_redis_store(url, _STORE_DEADLINE, encryption) as redis_store:
-        yield ExactCache(MemoryStore(0), redis_store, keep_stale=0.0)
-
-
-@asynccontextmanager
-async def _log(url: str, model: Encoder | Model, encryption: Encryption) -> AsyncIterator[RecordLog | None]:
-    if not url:
-        yield None
-        return
-    async with open_topology(url) as topology:
-        yield RecordLog(topology, model.fingerprint, model.dimensions, encryption)
 
 
 def _counter(store: ExactCache | None) -> Callable[[Record], bool]:
@@ -333,13 +279,3 @@ def judge_name(config: Config, fingerprint: str) -> str:
     if config.judge == EMBEDDING:
         return f"judge:{config.judge}:{fingerprint}:{coefficients_digest()}"
     return f"judge:{config.judge}:{config.judge_model or fingerprint}"
-
-
-@asynccontextmanager
-async def make_judge(config: Config, embedder: Embedder) -> AsyncIterator[Judge]:
-    """The judge of two answers: their embeddings, or a model behind a URL."""
-    if config.judge == EMBEDDING:
-        yield EmbeddingJudge(embedder)
-    else:
-        async with open_llm_judge(config.judge, config.judge_model, config.judge_key) as judge:
-            yield judge

@@ -9,15 +9,12 @@ import logging
 import time
 from collections.abc import Callable
 
-import msgspec
-
 from cache.errors import StoreUnavailable
 from cache.semantic.embedding.embedder import Embedder
 from cache.semantic.embedding.errors import EmbeddingError
 from cache.semantic.service.learner import Learner
 from cache.semantic.service.log import Event, RecordLog
-from cache.semantic.service.neighbours import Vector
-from cache.semantic.service.records import Record
+from cache.semantic.service.records import Record, Vector
 from cache.stores.redis_replies import is_after
 
 log = logging.getLogger(__name__)
@@ -26,8 +23,6 @@ _SAVE_SECONDS = 30.0
 _MAX_ORIGINS = 1000
 _REEMBEDDED_AT_ONCE = 16
 _TRIES = 3
-
-_confirmation = msgspec.msgpack.Decoder(tuple[str, float, str]).decode
 
 
 class Sharing:
@@ -105,9 +100,7 @@ class Sharing:
         await self._take_over(await self._log.records(put))  # after a failure they are read again
         await self._neighbours.remove(last.keys() - put)
         for event in news:
-            if event.kind == "confirm":
-                self._confirm(event.data)
-            elif event.kind == "wrong":
+            if event.kind == "wrong":
                 self._report_wrong_answer(event.data.decode(errors="replace"))
         for event in events:
             if event.kind == "label" and self._is_new(event):
@@ -122,12 +115,6 @@ class Sharing:
             if len(self._seen) > _MAX_ORIGINS:
                 del self._seen[next(iter(self._seen))]
         return is_new
-
-    def _confirm(self, data: bytes) -> None:
-        try:
-            self._neighbours.confirm(*_confirmation(data))
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            log.warning("ignoring a confirmation in redis that does not decode")
 
     async def _take_over(self, records: list[tuple[Record, Vector | None]]) -> None:
         valid = [(record, vector) for record, vector in records if record.expires > time.time()]
@@ -173,7 +160,7 @@ class Sharing:
         for record, vector in await self._neighbours.complete(computed):
             self._reembedded += 1
             if record.created < self._began:  # else it is of a process that runs now, with the other model
-                self._log.complete(record, vector)
+                self._log.replace(record, vector, announced=False)
 
     async def _embedded(self, text: str) -> Vector | None:
         """None if the model gives no vector of this text; waits while its server is down."""

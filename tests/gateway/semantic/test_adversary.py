@@ -12,14 +12,14 @@ import msgspec
 import numpy as np
 import pytest
 import redis.asyncio
-import xxhash
 
 from cache.entries.key import namespace_for
 from cache.semantic.embedding.encoder import Encoder, Vectors
 from cache.semantic.messages import AnswerStored, LookupHit, LookupMiss, LookupRequest
+from cache.semantic.service.log import RecordLog
 from cache.semantic.service.records import Record
-from cache.semantic.service.service import _log
 from cache.stores.encryption import NoEncryption
+from cache.stores.redis_store import open_topology
 from gateway.settings.cache import SemanticSettings
 from gateway.settings.fields import Secret
 from gateway.upstreams.mock import MockUpstream, Reply
@@ -289,34 +289,6 @@ async def test_replacing_a_confirmed_answer_removes_its_confirmations(
     assert (served.cache, served.text) == ("miss", ANSWER)
 
 
-async def test_confirmations_of_an_older_answer_do_not_count_elsewhere(
-    semantic: SemanticStage, mock: MockUpstream, valkey: Valkey
-) -> None:
-    """A confirmation of an older answer does not count on another host, for any order of the events."""
-    published = (namespace_for("Bearer sk-docs"),)
-    settings = {"published": published, "confirmations": 2}
-    one = await semantic.gateway(mock, redis=valkey.url, semantic=settings)
-    other = await semantic.gateway(mock, redis=valkey.url, semantic=settings)
-    first = await one.tenant("sk-docs").post(chat(ASKED))
-    await until_known(other, 1)
-    async with redis.asyncio.from_url(valkey.url) as raw:
-        key = f"keepgate:semantic:record:{first.entry}"
-        stored: Any = await raw.get(key)
-        record, model, vector = msgspec.msgpack.decode(stored[12:], type=tuple[Record, str, bytes])
-        newer = msgspec.msgpack.encode((msgspec.structs.replace(record, created=record.created + 1), model, vector))
-        news = raw.pipeline(transaction=True)
-        for tenant in ("a", "b"):
-            data = msgspec.msgpack.encode((first.entry, record.created, tenant))
-            news.xadd("keepgate:semantic:log", {"origin": "x", "number": 0, "kind": "confirm", "data": data})
-        news.set(key, stored[:4] + xxhash.xxh3_64_digest(newer) + newer)
-        news.xadd("keepgate:semantic:log", {"origin": "x", "number": 0, "kind": "put", "data": first.entry})
-        await news.execute()
-    await one.post(chat("Who painted the ceiling of the Sistine Chapel?"))
-    await until_known(other, 2)
-
-    assert (await other.tenant("sk-c").post(chat(AGAIN))).cache == "miss"
-
-
 async def test_the_same_answer_to_another_question_confirms_nothing(semantic: SemanticStage, stage: Stage) -> None:
     """An equal answer to another question does not confirm an entry."""
     mock = await stage.mock(Reply(text="Yes, a small dose with some water is safe."))
@@ -472,8 +444,8 @@ async def test_the_log_ends_when_it_is_cancelled_while_it_writes(valkey: Valkey,
     vector = np.eye(1, minilm.dimensions, dtype=np.float32)[0]
     for steps in range(60):
         # Only the log itself can be cancelled after a number of steps.
-        async with _log(valkey.url, minilm, NoEncryption()) as shared:
-            assert shared is not None
+        async with open_topology(valkey.url) as topology:
+            shared = RecordLog(topology, minilm.fingerprint, minilm.dimensions, NoEncryption())
             writing = asyncio.create_task(shared.write())
             await asyncio.sleep(0)
             now = time.time()

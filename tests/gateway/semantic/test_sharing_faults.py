@@ -3,6 +3,7 @@
 import logging
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -38,7 +39,7 @@ async def stored(client: redis.asyncio.Redis, count: int) -> list[bytes]:
 async def test_invalid_events_are_skipped(
     semantic: SemanticStage, mock: MockUpstream, valkey: Valkey, raw: redis.asyncio.Redis, minilm: Encoder
 ) -> None:
-    """Invalid confirmations and labels are skipped, and later events are applied."""
+    """Invalid records and labels are skipped, and later events are applied."""
     one = await semantic.gateway(mock, redis=valkey.url, semantic={"policy": "budget"})
     other = await semantic.gateway(mock, redis=valkey.url, semantic={"policy": "budget"})
     content = msgspec.msgpack.encode(
@@ -46,7 +47,7 @@ async def test_invalid_events_are_skipped(
     )
     label = b"KGS" + xxhash.xxh3_64_digest(content) + content
     events = {
-        "confirm": [b"\x93\xa2\xff\xfe\xcb" + bytes(8) + b"\xa1a", b"\x91\xff", b""],
+        "put": [b"\xff", b""],
         "label": [msgspec.msgpack.encode((f"budget:{minilm.fingerprint}", label)), b"\x92\xa1\xff\xc4\x00"],
         "wrong": [b"\xff"],
     }
@@ -104,7 +105,9 @@ async def test_a_confirmation_brings_no_removed_record_back(
     (kept,) = await stored(raw, 1)
 
     assert kept != removed
-    assert b"confirm" in str(await raw.xrange(LOG)).encode()
+    events: Any = await raw.xrange(LOG)
+    changes = [fields[b"data"] for _, fields in events if fields[b"kind"] == b"put"]
+    assert changes.count(removed.removeprefix(b"keepgate:semantic:record:")) == 2, "stored, and confirmed"
 
 
 async def test_an_invalid_policy_state_is_a_cold_start(
