@@ -29,7 +29,7 @@ examples:
   keepgate eval-pairs pairs.csv
   keepgate eval-pairs pairs.csv --delta 0.005 --json
   keepgate eval-pairs log.jsonl
-  keepgate eval-pairs log.csv --orders 10 --judge-recall 0.95"""
+  keepgate eval-pairs log.csv --judge-recall 0.95"""
 
 _RECALL, _FALSE_SAME = 0.98, 0.01
 
@@ -60,7 +60,8 @@ def main() -> int:
     from cache.semantic.embedding.errors import EmbeddingError
     from cache.semantic.embedding.load import load_encoder
     from cache.semantic.evaluation.pairs import format_pairs_report, report_on_pairs
-    from cache.semantic.evaluation.streams.report import StreamOptions, format_stream_report, report_on_stream
+    from cache.semantic.evaluation.streams.report import format_stream_report, report_on_stream
+    from cache.semantic.policy.posterior import JudgeError
 
     try:
         encoder = load_encoder(parsed.model, models_folder())
@@ -74,8 +75,7 @@ def main() -> int:
         text = format_pairs_report(report)
     else:
         asked = [row for row in rows if not isinstance(row, LabelledPair)]
-        options = StreamOptions(recall, false_same, parsed.orders, parsed.seed)
-        report = report_on_stream(file, asked, encoder, _show, parsed.delta, options)
+        report = report_on_stream(file, asked, encoder, _show, parsed.delta, JudgeError(recall, false_same))
         text = format_stream_report(report)
     _show("")
     print(json.dumps(report, indent=2) if parsed.json else text)
@@ -101,8 +101,6 @@ def parser() -> _Parser:
     same = "answers that are judged to be the same"
     add("--judge-recall", metavar="SHARE", type=_share, default=0.98, help=f"same {same} (0.98)")
     add("--judge-false-same", metavar="SHARE", type=_share, default=0.01, help=f"different {same} (0.01)")
-    add("--orders", metavar="N", type=_count, default=0, help="ask in N random orders, and not in the file's")
-    add("--seed", metavar="N", type=_count, default=0, help="of orders, audits and the judge's errors (0)")
     return arguments
 
 
@@ -121,12 +119,6 @@ def _share(written: str) -> float:
     if not 0.0 <= share <= 1.0:
         raise argparse.ArgumentTypeError(f"{written!r} is no share; it must be from 0 to 1, such as 0.98")
     return share
-
-
-def _count(written: str) -> int:
-    if not (written.isascii() and written.isdigit() and len(written) < 10):
-        raise argparse.ArgumentTypeError(f"{written!r} is no count; it must be a whole number such as 10")
-    return int(written)
 
 
 def _show(progress: str) -> None:

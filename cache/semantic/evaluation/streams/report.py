@@ -1,18 +1,18 @@
 """The report on a stream of questions, for programs and for people."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.evaluation.rows import AskedQuestion
 from cache.semantic.evaluation.streams.simulation import (
-    Ints,
     Questions,
     Run,
     SimulatedJudge,
     Stream,
+    outcome_of,
     serve_by_threshold,
     serve_in_budget,
 )
@@ -27,43 +27,28 @@ CHECKPOINTS = 10
 Report = dict[str, Any]
 
 
-class StreamOptions(NamedTuple):
-    """How a stream is asked: see JudgeError, and in how many random `orders`; 0 is the file's order."""
-
-    judge_recall: float
-    judge_false_same: float
-    orders: int
-    seed: int
-
-
 def report_on_stream(
     file: str,
     asked: Sequence[AskedQuestion],
     encoder: Encoder,
     progress: Callable[[str], None],
     delta: float,
-    options: StreamOptions,
+    judge: JudgeError,
 ) -> Report:
     """All figures of a stream as JSON values: of the policy with budget `delta`, and of static THRESHOLDS with guards.
 
-    Shares are of the questions that reach the semantic cache. `progress` is told now and then how far it is.
+    Shares are of the questions that reach the semantic cache. `progress` is told now and then how far it is, and
+    `judge` is how often who compares two answers errs.
     """
-    judge, seed = JudgeError(options.judge_recall, options.judge_false_same), options.seed
     once, other_answers = without_repeats(asked)
-    vectors = vectors_of(
-        [question.text for question in once],
-        encoder,
-        lambda done: progress(f"{done} of {len(once)} questions embedded"),
-    )
+    texts = [question.text for question in once]
+    vectors = vectors_of(texts, encoder, lambda done: progress(f"{done} of {len(texts)} questions embedded"))
     # A text without a direction is near nothing.
     stream = Stream(_numbered(once), np.nan_to_num(vectors))
     marks = sorted({round(stream.size * part / CHECKPOINTS) for part in range(1, CHECKPOINTS + 1)} - {0})
-    arranged = [stream.order(seed + number) for number in range(options.orders)] or [np.arange(stream.size)]
-    runs = []
-    for number, order in enumerate(arranged):
-        progress(f"{number} of {len(arranged)} orders asked")
-        runs.append(serve_in_budget(stream, order, seed + number, delta, SimulatedJudge("simulated", judge), marks))
-    figures = [_figures(run) for run in runs]
+    order = np.arange(stream.size)
+    run = serve_in_budget(stream, order, 0, delta, SimulatedJudge("simulated", judge), marks)
+    by_threshold = {least: serve_by_threshold(stream, order, least, guarded=True) for least in THRESHOLDS}
     return {
         "file": file,
         "requests": len(asked),
@@ -74,24 +59,10 @@ def report_on_stream(
         "model": encoder.name,
         "delta": delta,
         "judge": {"recall": judge.recall, "false_same": judge.false_same},
-        "orders": options.orders,
-        "seed": seed,
-        "checkpoints": [
-            _mean(points) | {"worst_wrong": max(point["wrong"] for point in points)}
-            for points in zip(*figures, strict=True)
-        ],
-        "runs": figures,
-        "static": {
-            f"{threshold:.2f}": _mean(
-                [
-                    {"hits": outcome.hits, "wrong": outcome.wrong}
-                    for outcome in (serve_by_threshold(stream, order, threshold, guarded=True) for order in arranged)
-                ]
-            )
-            for threshold in THRESHOLDS
-        },
-        "languages": _languages(once, arranged, runs),
-        "notes": _notes(stream.size, runs, other_answers),
+        "checkpoints": _checkpoints(run),
+        "static": {f"{least:.2f}": {"hits": of.hits, "wrong": of.wrong} for least, of in by_threshold.items()},
+        "languages": _languages([question.language for question in once], run),
+        "notes": _notes(run, other_answers),
     }
 
 
@@ -115,7 +86,7 @@ def _numbered(asked: Sequence[AskedQuestion]) -> Questions:
     return Questions(tuple(question.text for question in asked), answers)
 
 
-def _figures(run: Run) -> list[dict[str, float]]:
+def _checkpoints(run: Run) -> list[dict[str, float]]:
     """Of each checkpoint; `latest_hits` is the share of hits since the one before."""
     figures: list[dict[str, float]] = []
     before = 0
@@ -127,28 +98,22 @@ def _figures(run: Run) -> list[dict[str, float]]:
     return figures
 
 
-def _mean(every: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The means over the orders."""
-    return {name: float(np.mean([each[name] for each in every])) for name in every[0]}
-
-
-def _languages(asked: Sequence[AskedQuestion], orders: Sequence[Ints], runs: Sequence[Run]) -> dict[str, Any]:
-    """By language, where the file says any: how many questions, and the mean shares of them."""
-    languages = np.array([question.language for question in asked])
+def _languages(languages: Sequence[str], run: Run) -> dict[str, Any]:
+    """By language, where the file says any: how many questions, and the shares of them."""
     figures = {}
-    for language in np.unique(languages).tolist() if any(languages) else ():
-        steps = [np.array(run.steps)[languages[order] == language] for order, run in zip(orders, runs, strict=True)]
-        hits, wrong, _ = np.mean(np.concatenate(steps), axis=0).tolist()
-        figures[language or "-"] = {"asked": len(steps[0]), "hits": hits, "wrong": wrong}
+    for language in sorted(set(languages)) if any(languages) else ():
+        steps = [step for step, of in zip(run.steps, languages, strict=True) if of == language]
+        outcome = outcome_of(steps)
+        figures[language or "-"] = {"asked": len(steps), "hits": outcome.hits, "wrong": outcome.wrong}
     return figures
 
 
-def _notes(asked: int, runs: Sequence[Run], other_answers: int) -> list[str]:
+def _notes(run: Run, other_answers: int) -> list[str]:
     notes = []
-    if not any(run.end.outcome.hits for run in runs):
+    if not run.end.outcome.hits:
         notes.append(
             f"Nothing is served before {WARM_LABELS} answers to near questions are judged, and the policy is sure"
-            f" enough: {asked} questions may be too few."
+            f" enough: {len(run.steps)} questions may be too few."
         )
     if other_answers:
         notes.append(
@@ -159,19 +124,16 @@ def _notes(asked: int, runs: Sequence[Run], other_answers: int) -> list[str]:
 
 def format_stream_report(report: Report) -> str:
     """The report for a person at a terminal."""
-    judge = report["judge"]
-    orders = f"mean of {report['orders']} random orders, seed {report['seed']}" if report["orders"] else "in its order"
-    columns = ("latest_hits", "hits", "wrong", "audits", "bound", *(("worst_wrong",) if report["orders"] > 1 else ()))
+    judge, columns = report["judge"], ("latest_hits", "hits", "wrong", "audits", "bound")
     possible = 1 - report["answers"] / report["asked"]
     lines = [
         f"{report['file']}: {report['requests']} requests, {report['repeats']} of them repeats;"
         f" {report['asked']} questions asked, {report['answers']} answers",
         f"embedded with {report['model']}",
-        f"delta {report['delta']:g}; judge with recall {judge['recall']:g} and false same {judge['false_same']:g};"
-        f" {orders}",
+        f"delta {report['delta']:g}; judge with recall {judge['recall']:g} and false same {judge['false_same']:g}",
         "",
         "   asked" + "".join(f"{name.partition('_')[0]:>8}" for name in columns),
-        *(f"{point['asked']:>8g}{_cells(point, *columns)}" for point in report["checkpoints"]),
+        *(f"{point['asked']:>8}{_cells(point, *columns)}" for point in report["checkpoints"]),
         "",
         "what a fixed similarity would serve, with the guards, to the end:",
         *(f">= {name}{_cells(row, 'hits', 'wrong')}" for name, row in report["static"].items()),
@@ -188,7 +150,6 @@ def format_stream_report(report: Report) -> str:
         f"hits    answered from the cache, at most {possible:.4f}; wrong: with another answer than the right one",
         "audits  hits that are sent to the upstream as well, and compared",
         "bound   what the policy says is the most that are wrong, with 95 % confidence, from its audits alone",
-        *(["worst   the most that were wrong in any order"] if "worst_wrong" in columns else []),
         *report["notes"],
     ]
     return "\n".join(lines)

@@ -11,7 +11,6 @@ from benchmarks.semantic.intent_data import banking77
 from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.evaluation.rows import AskedQuestion
 from cache.semantic.evaluation.streams.report import (
-    StreamOptions,
     format_stream_report,
     report_on_stream,
     without_repeats,
@@ -34,29 +33,24 @@ def asked() -> list[AskedQuestion]:
     return [*stream, stream[0]]
 
 
-def report(encoder: Encoder, asked: list[AskedQuestion], orders: int, seed: int = 0) -> dict[str, Any]:
-    options = StreamOptions(JUDGE.recall, JUDGE.false_same, orders, seed)
-    return report_on_stream("log.csv", asked, encoder, lambda done: None, DELTA, options)
+def report(encoder: Encoder, asked: list[AskedQuestion]) -> dict[str, Any]:
+    return report_on_stream("log.csv", asked, encoder, lambda done: None, DELTA, JUDGE)
 
 
 def test_the_figures_are_those_of_the_simulation(minilm: Encoder, asked: list[AskedQuestion]) -> None:
-    """Asked in random orders it is what the benchmarks do, with the same seeds."""
-    found = report(minilm, asked, orders=2, seed=3)
+    """It is what the benchmarks do."""
+    last = report(minilm, asked)["checkpoints"][-1]
     texts = [question.text for question in asked[:-1]]
     numbers = np.array([int(question.answer) for question in asked[:-1]])
     stream = Stream(Questions(tuple(texts), numbers), vectors_of(texts, minilm))
-    for number, points in enumerate(found["runs"]):
-        seed = 3 + number
-        end = serve_in_budget(stream, stream.order(seed), seed, DELTA, SimulatedJudge("errs", JUDGE)).end
-        last = points[-1]
-        assert (last["asked"], last["hits"], last["wrong"]) == (480, end.outcome.hits, end.outcome.wrong)
-        assert last["bound"] == end.upper
-    assert found["checkpoints"][-1]["hits"] == pytest.approx(np.mean([run[-1]["hits"] for run in found["runs"]]))
+    end = serve_in_budget(stream, np.arange(480), 0, DELTA, SimulatedJudge("errs", JUDGE)).end
+    assert (last["asked"], last["hits"], last["wrong"]) == (480, end.outcome.hits, end.outcome.wrong)
+    assert last["bound"] == end.upper
 
 
 def test_hits_grow_and_stay_within_the_budget(minilm: Encoder, asked: list[AskedQuestion]) -> None:
     """In the order of the file: nothing at first, then more and more, with few wrong answers."""
-    found = report(minilm, asked, orders=0)
+    found = report(minilm, asked)
     assert (found["requests"], found["repeats"], found["repeats_with_other_answers"]) == (481, 1, 0)
     assert (found["asked"], found["answers"]) == (480, 12)
     points = found["checkpoints"]
@@ -77,21 +71,20 @@ def test_hits_grow_and_stay_within_the_budget(minilm: Encoder, asked: list[Asked
 def test_the_table_names_its_columns(minilm: Encoder, asked: list[AskedQuestion]) -> None:
     """And says where nothing is served, and which questions want two answers."""
     few = [*asked[:20], msgspec.structs.replace(asked[0], answer="another")]
-    text = format_stream_report(report(minilm, few, orders=2))
+    text = format_stream_report(report(minilm, few))
     for words in (
-        "latest    hits   wrong  audits   bound   worst",
+        "latest    hits   wrong  audits   bound",
         "by language",
         "Nothing is served",
         "1 of the repeated questions",
     ):
         assert words in text
     assert max(map(len, text.splitlines())) <= 130
-    assert "worst" not in format_stream_report(report(minilm, few, orders=0))
 
 
 def test_one_question_is_a_stream(minilm: Encoder) -> None:
     """Of which nothing can be served."""
-    found = report(minilm, [AskedQuestion("Who?", "a", "")], orders=0)
+    found = report(minilm, [AskedQuestion("Who?", "a", "")])
     assert [point["asked"] for point in found["checkpoints"]] == [1]
     assert found["checkpoints"][0]["hits"] == 0.0
     assert found["languages"] == {}
