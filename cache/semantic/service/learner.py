@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import msgspec
 
@@ -48,12 +47,6 @@ _RECENT = 64
 _UNRELATED_BELOW = 0.3
 # Comparisons of a judge with a cost, to begin with.
 _FIRST = 500.0
-
-
-class _Recent(NamedTuple):
-    namespace: str
-    vector: Vector
-    text: str
 
 
 @dataclass(slots=True, eq=False)
@@ -94,9 +87,10 @@ class JudgeBudget:
 
     def take(self) -> bool:
         """Take one comparison; False if none is left."""
-        has_some = self._left >= 1.0
-        self._left -= has_some
-        return has_some
+        if self.is_short and self._left < 1.0:
+            return False
+        self._left -= self.is_short
+        return True
 
 
 class Learner:
@@ -133,7 +127,7 @@ class Learner:
         self._judge_slots = asyncio.Semaphore(_JUDGED_AT_ONCE)
         self._log = shared
         self._capacity = capacity
-        self._recent: deque[_Recent] = deque(maxlen=_RECENT)
+        self._recent: deque[Comparison] = deque(maxlen=_RECENT)
         self._heard: asyncio.Queue[tuple[AnswerStored, Query | None]] = asyncio.Queue(_MAX_WAITING)
         self._judging: set[asyncio.Task[None]] = set()
 
@@ -220,7 +214,7 @@ class Learner:
             disagreement=0.0 if earlier is None else earlier.record.disagreement,
         )
         comparison = Comparison(record, vector, text, others, query, earlier, self._unrelated(record, vector))
-        self._recent.append(_Recent(record.namespace, vector, text))
+        self._recent.append(comparison)
         if comparison.others or comparison.earlier or comparison.unrelated:
             await self._have_judged(comparison, tasks)
         await self._keep(comparison)
@@ -250,7 +244,7 @@ class Learner:
         unrelated = [
             recent.text
             for recent in self._recent
-            if recent.namespace == record.namespace and float(recent.vector @ vector) < _UNRELATED_BELOW
+            if recent.record.namespace == record.namespace and float(recent.vector @ vector) < _UNRELATED_BELOW
         ]
         return random.choice(unrelated) if unrelated else None  # noqa: S311  # which one is no secret
 
@@ -309,7 +303,7 @@ class Learner:
 
     async def _score(self, comparison: Comparison, other: str) -> float | None:
         """Of a pair of which the truth is known; None if it may not be judged."""
-        if self._judge_budget.is_short and not self._judge_budget.take():
+        if not self._judge_budget.take():
             return None
         record = comparison.record
         return (await self._judge.compare(record.model, record.text, comparison.text, [other]))[0]

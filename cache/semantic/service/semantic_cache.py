@@ -50,7 +50,8 @@ class Candidate(NamedTuple):
     neighbour: Neighbour
     evidence: Evidence | None
     guard: str
-    features: dict[str, float]
+    stored: StoredQuestion
+    """The neighbour for an operator, with the features that the policy judges by."""
 
 
 class SemanticCache:
@@ -149,15 +150,17 @@ class SemanticCache:
         near, namespace = await self._neighbours.near(partition, vector), namespace_of(partition)
         return [each for each in near if self._neighbours.may_answer(each.record, namespace)][:NEIGHBOURS]
 
-    async def _weigh(self, text: str, near: list[Neighbour]) -> Candidate:
+    async def _weigh(self, text: str, near: list[Neighbour], is_urgent: bool = True) -> Candidate:
         """Votes which answer is meant, and compares the text with the questions that have it."""
         weighed = self._labels.policy.weigh(neighbourhood_of(near))
-        if len(text) > _LONG_TEXT:  # reading takes milliseconds: in a thread
+        if len(text) > _LONG_TEXT or not is_urgent:  # reading takes milliseconds: in a thread
             wording = await asyncio.to_thread(wording_of, text, near, weighed.members)
         else:
             wording = wording_of(text, near, weighed.members)
-        evidence = vouched(weighed, wording, near)
-        return Candidate(near[wording.place or 0], evidence, wording.veto, named_features(weighed, wording))
+        record, similarity = neighbour = near[wording.place or 0]
+        features = named_features(weighed, wording)
+        stored = StoredQuestion(record.entry, record.model, record.text, similarity, features)
+        return Candidate(neighbour, vouched(weighed, wording, near), wording.veto, stored)
 
     def _decide(self, ask: LookupRequest, vector: Vector, candidate: Candidate | None) -> LookupHit | LookupMiss:
         evidence = None if candidate is None else candidate.evidence
@@ -166,8 +169,8 @@ class SemanticCache:
         unwanted = "rejected" if ask.key in self._rejected else "gone" if ask.key in self._gone else ""
         max_risk = 0.0 if unwanted else ask.max_risk
         decision = self._policy(ask).decide(evidence, max_risk, compares=not ask.serve)
-        stored = None if candidate is None else _stored(candidate)
-        watched = self.decisions.decided(ask, max_risk, decision, guard or unwanted or decision.refusal, stored)
+        reason = guard or unwanted or decision.refusal
+        watched = self.decisions.decided(ask, max_risk, decision, reason, candidate and candidate.stored)
         query = Query(
             ask.key,
             ask.partition,
@@ -212,11 +215,11 @@ class SemanticCache:
             return Explanation("", "", None, "answers to such questions differ each time that they are asked")
         if not near:
             return Explanation("", "", None, "nothing was asked in the same context: system prompt, tools, parameters")
-        alone = [await self._weigh(ask.text, [each]) for each in near[:_EXPLAINED]]
+        alone = [await self._weigh(ask.text, [each], is_urgent=False) for each in near[:_EXPLAINED]]
         neighbours = tuple(
             ExplainedNeighbour(neighbour.record.entry, neighbour.similarity, guard) for neighbour, _, guard, _ in alone
         )
-        candidate = await self._weigh(ask.text, near)
+        candidate = await self._weigh(ask.text, near, is_urgent=False)
         if candidate.evidence is None:
             return Explanation("", "", None, f"the guard {candidate.guard!r} refuses the nearest answer", neighbours)
         serve, risk, reason = self._policy(ask).assess(candidate.evidence, ask.max_risk)
@@ -262,11 +265,6 @@ class SemanticCache:
         if label is not None:
             self._learner.add_label(label)
         return int(label is not None)
-
-
-def _stored(candidate: Candidate) -> StoredQuestion:
-    record, similarity = candidate.neighbour
-    return StoredQuestion(record.entry, record.model, record.text, similarity, candidate.features)
 
 
 def _is_purged(record: Record, note: Purged) -> bool:
