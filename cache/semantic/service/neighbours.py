@@ -22,6 +22,7 @@ _TEXTS_KEPT = 16_384
 _LONGEST_KEPT = 500
 _SEARCHED_AT_ONCE = 20_000
 _LOOKED_AT_AT_ONCE = 1000
+_REMOVED_AT_ONCE = 500
 _COMMONS = "*"
 
 
@@ -134,8 +135,8 @@ class Neighbours:
 
     async def bound(self, most: int) -> None:
         """Removes what has expired, and the least recently used ones here until `most` are left."""
-        now = time.time()
-        await self.remove(await self.chosen(lambda record: record.expires <= now))
+        while gone := self.records.expired(time.time(), _REMOVED_AT_ONCE):
+            await self.remove(gone)
         while len(self.records) > most and (oldest := self.records.oldest()) is not None:
             await self.remove([oldest])
 

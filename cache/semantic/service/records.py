@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from itertools import islice
 from sys import intern
 from typing import Any
 
@@ -57,11 +58,12 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Records:
-    """All records by entry, the least recently used first, and by normal form."""
+    """All records by entry, the least recently used first, by normal form, and by the minute in which they expire."""
 
     def __init__(self) -> None:
         self._by_entry: dict[str, Record] = {}
         self._by_form: dict[int, str] = {}
+        self._by_minute: dict[float, set[str]] = {}
 
     def __len__(self) -> int:
         return len(self._by_entry)
@@ -80,6 +82,7 @@ class Records:
         record = self._by_entry[record.entry] = msgspec.structs.replace(record, **shared)
         if (form := _form_of(record.partition, record.text)) is not None:
             self._by_form[form] = record.entry
+        self._by_minute.setdefault(record.expires // 60, set()).add(record.entry)
         return record
 
     def remove(self, entry: str) -> Record | None:
@@ -89,6 +92,10 @@ class Records:
             form = _form_of(record.partition, record.text)
             if form is not None and self._by_form.get(form) == entry:
                 del self._by_form[form]
+            expiring = self._by_minute[record.expires // 60]
+            expiring.remove(entry)
+            if not expiring:
+                del self._by_minute[record.expires // 60]
         return record
 
     def change(self, entry: str, created: float, **changes: Any) -> Record | None:
@@ -107,6 +114,12 @@ class Records:
 
     def oldest(self) -> str | None:
         return next(iter(self._by_entry), None)
+
+    def expired(self, now: float, most: int) -> list[str]:
+        """Up to `most` entries that have expired; they are still to be removed."""
+        due = [minute for minute in self._by_minute if minute <= now // 60]
+        entries = (entry for minute in due for entry in self._by_minute[minute])
+        return list(islice((entry for entry in entries if self._by_entry[entry].expires <= now), most))
 
     def of_same_form(self, partition: str, text: str, now: float) -> Record | None:
         """The record of a question that differs in case, white space or end punctuation at most."""

@@ -6,7 +6,6 @@ import functools
 import logging
 import math
 import random
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -59,7 +58,6 @@ Load = Callable[[str, str | None], Encoder]
 _SERVICE = "keepgate-semantic-cache"
 _STORE_DEADLINE = 2.0
 _TICK = 0.5
-_SHARE_FOR_LOOKING = 0.02
 _NOTES_KEPT = 1000
 _STUCK_SECONDS = 1.0
 # Shares of the gateway's deadline. A lookup that would wait longer for the embedding model is refused at once, and one
@@ -223,16 +221,14 @@ def _counter(store: ExactCache | None) -> Callable[[Record], bool]:
 
 async def _maintain(cache: SemanticCache, learner: Learner, store: ExactCache | None, config: Config) -> None:
     """Removes expired and purged records, and those of others beyond this process's capacity."""
-    purges, took = 0, 0.0
+    purges = 0
     while True:
-        await asyncio.sleep(max(_TICK, took / _SHARE_FOR_LOOKING))
-        began = time.monotonic()
+        await asyncio.sleep(_TICK)
         await learner.neighbours.bound(config.capacity)
         if store is not None and store.purges != purges:
             purges = store.purges
             await learner.discard(await learner.neighbours.purged())
             cache.decisions.forget_texts()
-        took = time.monotonic() - began
 
 
 def _figures(

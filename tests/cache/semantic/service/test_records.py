@@ -1,4 +1,4 @@
-"""Records: by entry, by normal form, by use."""
+"""Records: by entry, by normal form, by use, by age."""
 
 import hypothesis.strategies as st
 import msgspec
@@ -29,7 +29,7 @@ class RecordsMachine(RuleBasedStateMachine):
         number=st.integers(0, 5),
         partition=st.sampled_from(PARTITIONS),
         text=st.sampled_from(TEXTS),
-        expires=st.integers(1, 9),
+        expires=st.integers(1, 700),
     )
     def put(self, number: int, partition: str, text: str, expires: int) -> None:
         new = record(f"a.{number}", partition, text, float(expires))
@@ -55,6 +55,16 @@ class RecordsMachine(RuleBasedStateMachine):
         self.records.use(f"a.{number}")
         if f"a.{number}" in self.model:
             self.model[f"a.{number}"] = self.model.pop(f"a.{number}")
+
+    @rule(now=st.integers(0, 700), most=st.integers(1, 3))
+    def expire(self, now: int, most: int) -> None:
+        due = {entry for entry, kept in self.model.items() if kept.expires <= now}
+        gone = self.records.expired(float(now), most)
+        assert len(gone) == len(set(gone)) == min(most, len(due))
+        assert set(gone) <= due
+        for entry in gone:
+            self.records.remove(entry)
+            self.drop(entry)
 
     @rule(number=st.integers(0, 5), answer=st.sampled_from(("a.0", "b.7")))
     def change(self, number: int, answer: str) -> None:
