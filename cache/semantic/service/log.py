@@ -14,8 +14,9 @@ import secrets
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import msgspec
 from redis.exceptions import RedisError
 
 from cache.errors import CorruptEntry, StoreUnavailable, Undecryptable
@@ -41,7 +42,6 @@ _MAX_WAITING = 20_000
 _WRITES_PER_BATCH = 128
 _PAUSE = 0.5
 _POSITION = re.compile(rb"[0-9]{1,18}-[0-9]{1,18}")
-_NUMBER = re.compile(rb"[0-9]{1,18}")
 
 
 class _Write(NamedTuple):
@@ -55,17 +55,21 @@ class _Write(NamedTuple):
         return self.command[0] == "XADD"
 
 
-class Event(NamedTuple):
-    """An action of a process, at a position of the stream; `data` is an entry's id, or depends on the kind.
+class Event(msgspec.Struct, frozen=True, array_like=True):
+    """What the process `origin` did: to an entry, or it has learned a label.
 
     `number` counts the events of its origin, so that one written twice, since the first reply was lost, is known.
     """
 
-    position: str
     origin: str
     number: int
-    kind: str
-    data: bytes
+    kind: Literal["put", "remove", "wrong", "label"]
+    entry: str = ""
+    label: bytes = b""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Event).decode
 
 
 class RecordLog:
@@ -92,23 +96,23 @@ class RecordLog:
     def save(self, record: Record, vector: Vector) -> None:
         if self._set(record, vector):
             self._write("ZADD", _RECORDS, record.expires, record.entry)
-            self._announce("put", record.entry.encode())
+            self._announce("put", record.entry)
 
     def replace(self, record: Record, vector: Vector, announced: bool) -> None:
         """Stores a record anew, unless it was removed meanwhile."""
         if self._set(record, vector, "XX") and announced:
-            self._announce("put", record.entry.encode())
+            self._announce("put", record.entry)
 
     def remove(self, entries: Sequence[str], announced: bool) -> None:
         for entry in entries:
             self._write("UNLINK", _RECORD + entry)
             if announced:
-                self._announce("remove", entry.encode())
+                self._announce("remove", entry)
         self._write("ZREM", _RECORDS, *entries)
 
     def wrong(self, entry: str) -> None:
         """Publishes that an answer served from an entry was wrong."""
-        self._announce("wrong", entry.encode())
+        self._announce("wrong", entry)
 
     def publish(self, label: bytes, lost: Callable[[], None]) -> bool:
         """Whether the label will reach all processes, this one included, in one order.
@@ -117,7 +121,7 @@ class RecordLog:
         """
         if self.breaker.is_open:
             return False
-        self._announce("label", label, lost)
+        self._announce("label", label=label, lost=lost)
         return True
 
     async def make_room(self, policy: str) -> None:
@@ -156,11 +160,14 @@ class RecordLog:
         newest = range_items(await self._ask("XREVRANGE", _LOG, "+", "-", "COUNT", 1))
         return newest[0][0] if newest else "0-0"
 
-    async def since(self, position: str) -> list[Event]:
-        """Wait for events after a position, for two seconds at most. Raises StoreUnavailable."""
+    async def since(self, position: str) -> list[tuple[str, Event | None]]:
+        """Wait for events after a position, for two seconds at most. Raises StoreUnavailable.
+
+        Each with its own position; None for one that this version does not know.
+        """
         poll = ("BLOCK", round(1000 * _POLL_SECONDS), "STREAMS", _LOG, position)
         read = await self._ask("XREAD", "COUNT", _EVENTS_AT_ONCE, *poll, deadline=_DEADLINE + _POLL_SECONDS)
-        return [_event(place, fields) for place, fields in stream_items(read)]
+        return [(place, _event(fields)) for place, fields in stream_items(read)]
 
     async def learned(self, name: str) -> tuple[str, bytes] | None:
         """A policy's state, and the position up to which it has seen the stream. Raises StoreUnavailable."""
@@ -210,10 +217,16 @@ class RecordLog:
         replies = await self._replies(*[await self._sealed(write.command) for write in writes])
         return [(each, reply) for each, reply in zip(writes, replies, strict=True) if isinstance(reply, RedisError)]
 
-    def _announce(self, kind: str, data: bytes, lost: Callable[[], None] = lambda: None) -> None:
+    def _announce(
+        self,
+        kind: Literal["put", "remove", "wrong", "label"],
+        entry: str = "",
+        label: bytes = b"",
+        lost: Callable[[], None] = lambda: None,
+    ) -> None:
         self._number += 1
-        fields = ("origin", self.origin, "number", self._number, "kind", kind, "data", data)
-        self._write("XADD", _LOG, "MAXLEN", "~", _EVENTS_KEPT, "*", *fields, lost=lost)
+        event = _encode(Event(self.origin, self._number, kind, entry, label))
+        self._write("XADD", _LOG, "MAXLEN", "~", _EVENTS_KEPT, "*", "event", event, lost=lost)
 
     def _set(self, record: Record, vector: Vector, *condition: str) -> bool:
         """False if it has expired."""
@@ -251,7 +264,8 @@ class RecordLog:
         return await self.breaker.call(lambda: self._topology.ask(*commands), deadline)
 
 
-def _event(position: str, fields: Fields) -> Event:
-    origin, kind = (fields.get(name, b"").decode(errors="replace") for name in (b"origin", b"kind"))
-    number = fields.get(b"number", b"")
-    return Event(position, origin, int(number) if _NUMBER.fullmatch(number) else 0, kind, fields.get(b"data", b""))
+def _event(fields: Fields) -> Event | None:
+    try:
+        return _decode(fields.get(b"event", b""))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None

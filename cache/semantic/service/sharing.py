@@ -92,20 +92,24 @@ class Sharing:
         self.loaded = True
         log.info("%d answered questions from redis in %.1f s", len(self._neighbours.records), time.monotonic() - began)
 
-    async def _apply(self, events: list[Event]) -> None:
-        news = [e for e in events if e.origin != self._log.origin and is_after(e.position, self._loaded_at)]
+    async def _apply(self, events: list[tuple[str, Event | None]]) -> None:
+        news = [
+            event
+            for position, event in events
+            if event is not None and event.origin != self._log.origin and is_after(position, self._loaded_at)
+        ]
         # Only the last change of an entry counts.
-        last = {e.data.decode(errors="replace"): e.kind for e in news if e.kind in ("put", "remove")}
+        last = {event.entry: event.kind for event in news if event.kind in ("put", "remove")}
         put = [entry for entry, kind in last.items() if kind == "put"]
         await self._take_over(await self._log.records(put))  # after a failure they are read again
         await self._neighbours.remove(last.keys() - put)
         for event in news:
             if event.kind == "wrong":
-                self._report_wrong_answer(event.data.decode(errors="replace"))
-        for event in events:
-            if event.kind == "label" and self._is_new(event):
-                self._labels.take(event.data)
-            self._position = event.position
+                self._report_wrong_answer(event.entry)
+        for position, each in events:
+            if each is not None and each.kind == "label" and self._is_new(each):
+                self._labels.take(each.label)
+            self._position = position
 
     def _is_new(self, event: Event) -> bool:
         """Whether the event was not written twice."""

@@ -16,7 +16,7 @@ import redis.asyncio
 from cache.entries.key import namespace_for
 from cache.semantic.embedding.encoder import Encoder, Vectors
 from cache.semantic.messages import AnswerStored, LookupHit, LookupMiss, LookupRequest
-from cache.semantic.service.log import RecordLog
+from cache.semantic.service.log import Event, RecordLog
 from cache.semantic.service.records import Record
 from cache.stores.encryption import NoEncryption
 from cache.stores.redis_store import open_topology
@@ -417,6 +417,10 @@ async def test_an_answer_that_redis_refuses_is_learned_locally(
     await until_figure(client, "policy.labels", 1)
 
 
+def _kind(event: bytes) -> str:
+    return msgspec.msgpack.decode(event, type=Event).kind
+
+
 async def test_a_label_that_is_written_twice_is_learned_once(
     semantic: SemanticStage, mock: MockUpstream, valkey: Valkey
 ) -> None:
@@ -430,7 +434,7 @@ async def test_a_label_that_is_written_twice_is_learned_once(
     await until_figure(other, "policy.labels", 1)
     async with redis.asyncio.from_url(valkey.url) as raw:
         events: Any = await raw.xrange("keepgate:semantic:log")
-        (label,) = [said for _, said in events if said[b"kind"] == b"label"]
+        (label,) = [said for _, said in events if _kind(said[b"event"]) == "label"]
         await raw.xadd("keepgate:semantic:log", label)
     await one.post(chat("Who painted the ceiling of the Sistine Chapel?", temperature=0.5))  # near nothing
     await until_known(other, 3)

@@ -21,6 +21,7 @@ import xxhash
 from cache.entries.key import namespace_for
 from cache.semantic.embedding.encoder import Encoder, Vectors
 from cache.semantic.embedding.model_files import find_model
+from cache.semantic.service.log import Event
 from cache.semantic.service.records import Record
 from gateway.settings.cache import SemanticSettings
 from gateway.upstreams.mock import MockUpstream
@@ -319,9 +320,9 @@ async def test_invalid_records_are_ignored_and_the_others_serve(
     for entry, value in bad.items():
         await raw.set(f"keepgate:semantic:record:{entry}", value)
         await raw.zadd("keepgate:semantic:records", {entry: time.time() + 60})
-        await raw.xadd("keepgate:semantic:log", {"origin": "x", "kind": "put", "data": entry})
-    events: Any = ({"kind": "label", "data": os.urandom(30)}, {"kind": "confirm", "data": b"\xc1"}, {"what": "?"})
-    events += ({"origin": b"\xff", "number": "9" * 5000, "kind": "label", "data": b"x"},)
+        await raw.xadd("keepgate:semantic:log", {"event": msgspec.msgpack.encode(Event("x", 1, "put", entry))})
+    label = msgspec.msgpack.encode(Event("x", 1, "label", label=os.urandom(30)))
+    events: tuple[Any, ...] = ({"event": label}, {"event": os.urandom(30)}, {"what": "?"})
     for event in events:
         await raw.xadd("keepgate:semantic:log", event)
     await raw.zadd("keepgate:semantic:records", {b"\xff\xfe": time.time() + 60})

@@ -12,6 +12,7 @@ import xxhash
 
 from cache.entries.key import namespace_for
 from cache.semantic.embedding.encoder import Encoder
+from cache.semantic.service.log import Event
 from cache.semantic.service.records import Record
 from gateway.upstreams.mock import MockUpstream
 from tests.cache.valkey import Valkey
@@ -39,21 +40,20 @@ async def stored(client: redis.asyncio.Redis, count: int) -> list[bytes]:
 async def test_invalid_events_are_skipped(
     semantic: SemanticStage, mock: MockUpstream, valkey: Valkey, raw: redis.asyncio.Redis, minilm: Encoder
 ) -> None:
-    """Invalid records and labels are skipped, and later events are applied."""
+    """Invalid events and labels are skipped, and later events are applied."""
     one = await semantic.gateway(mock, redis=valkey.url, semantic={"policy": "budget"})
     other = await semantic.gateway(mock, redis=valkey.url, semantic={"policy": "budget"})
     content = msgspec.msgpack.encode(
         (1, "label", ("e", 0.9, (1.0, 1e160, 1e160, 1e160, 1e160), True, "miss", 1.0, 1.0))
     )
     label = b"KGS" + xxhash.xxh3_64_digest(content) + content
-    events = {
-        "put": [b"\xff", b""],
-        "label": [msgspec.msgpack.encode((f"budget:{minilm.fingerprint}", label)), b"\x92\xa1\xff\xc4\x00"],
-        "wrong": [b"\xff"],
-    }
-    for kind, data in events.items():
-        for number, each in enumerate(data):
-            await raw.xadd(LOG, {"origin": f"x{number}", "number": 1, "kind": kind, "data": each})
+    name = f"budget:{minilm.fingerprint}"
+    for data in (msgspec.msgpack.encode((name, label)), b"\x92\xa1\xff\xc4\x00", b""):
+        await raw.xadd(LOG, {"event": msgspec.msgpack.encode(Event("x", 1, "label", label=data))})
+    for kind in ("put", "remove", "wrong", "confirm"):
+        await raw.xadd(LOG, {"event": msgspec.msgpack.encode(("x", 1, kind, "\ufffd"))})
+    await raw.xadd(LOG, {"event": b"\x94\xa1x\x01\xa3put\xa1\xff"})
+    await raw.xadd(LOG, {"what": "?"})
     await one.post(chat(ASKED))
     await until_known(other, 1)
 
@@ -106,8 +106,9 @@ async def test_a_confirmation_brings_no_removed_record_back(
 
     assert kept != removed
     events: Any = await raw.xrange(LOG)
-    changes = [fields[b"data"] for _, fields in events if fields[b"kind"] == b"put"]
-    assert changes.count(removed.removeprefix(b"keepgate:semantic:record:")) == 2, "stored, and confirmed"
+    changes = [msgspec.msgpack.decode(fields[b"event"], type=Event) for _, fields in events]
+    put = [change.entry for change in changes if change.kind == "put"]
+    assert put.count(removed.decode().removeprefix("keepgate:semantic:record:")) == 2, "stored, and confirmed"
 
 
 async def test_an_invalid_policy_state_is_a_cold_start(
