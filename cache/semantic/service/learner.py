@@ -24,9 +24,9 @@ from cache.semantic.policy.label import Label
 from cache.semantic.service.answers import Answers, KnownAnswer, plain_answer
 from cache.semantic.service.labels import Labels
 from cache.semantic.service.log import RecordLog
+from cache.semantic.service.lookups import RunningLookups
 from cache.semantic.service.metrics import ServiceMetrics
 from cache.semantic.service.neighbours import Neighbour, Neighbours, wording_of
-from cache.semantic.service.priority import LookupPriority
 from cache.semantic.service.queries import Query
 from cache.semantic.service.records import Record, Vector
 
@@ -101,8 +101,8 @@ class Learner:
     An answer that a slow judge has not compared yet is stored as one without equals; its group and its label follow. If
     too many wait, the newest are not stored, or not compared.
 
-    `shared` publishes to other processes; without one this process learns alone. `priority` lets lookups go first.
-    `judge_share` limits calls of the judge, except audits. At most `capacity` records are kept.
+    `shared` publishes to other processes; without one this process learns alone. `judge_share` limits calls of the
+    judge, except audits. At most `capacity` records are kept.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Learner:
         self.neighbours = neighbours
         self.labels = labels
         self.figures = ServiceMetrics()
-        self.priority = LookupPriority()
+        self.lookups = RunningLookups()
         self._embedder = embedder
         self._answers = answers
         self._judge = judge
@@ -143,7 +143,7 @@ class Learner:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 note, query = await self._heard.get()
-                await self.priority.yield_to_lookups()
+                await self.lookups.yield_to_lookups()
                 try:
                     await self._learn(note, query, tasks)
                 except CacheError as error:
@@ -273,7 +273,7 @@ class Learner:
 
     async def _judge_one(self, comparison: Comparison) -> None:
         async with self._judge_slots:
-            await self.priority.yield_to_lookups()
+            await self.lookups.yield_to_lookups()
             try:
                 await self._measure(comparison)
                 await self._conclude(comparison, await self._compare(comparison))

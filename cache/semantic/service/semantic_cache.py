@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import secrets
-from collections import Counter
 from typing import NamedTuple
 
 from cache.entries.key import namespace_of
@@ -67,6 +66,7 @@ class SemanticCache:
         self._learner = learner
         self._neighbours = learner.neighbours
         self._labels = learner.labels
+        self._lookups = learner.lookups
         self._shares_purges = shares_purges
         # Not from 1: an answer that is reported to the next process must not match another question.
         self._numbers = itertools.count(secrets.randbits(62) + 1)
@@ -74,8 +74,6 @@ class SemanticCache:
         self._served: Latest[str, Query] = Latest()
         # Questions that got a wrong answer: they get none of another question until they have one of their own.
         self._rejected: Latest[str, None] = Latest()
-        self._lookups: Counter[str] = Counter()
-        self._gone: set[str] = set()
 
     async def handle(self, message: Question | Note) -> Reply | None:
         """The reply to a question, None to a note. Raises CacheError."""
@@ -96,9 +94,8 @@ class SemanticCache:
             case RefreshRequested():
                 self._complain(self._served.pop(message.key, None))
             case HitDiscarded():
-                # The client does not wait for the answer; its lookup may still be running.
-                if self._served.pop(message.key, None) is None and message.key in self._lookups:
-                    self._gone.add(message.key)
+                if self._served.pop(message.key, None) is None:
+                    self._lookups.leave(message.key)
             case EntryDeleted():
                 record = self._neighbours.records.get(message.entry)
                 if record is not None and message.created in (0.0, record.created):
@@ -113,15 +110,8 @@ class SemanticCache:
     async def ask(self, ask: LookupRequest) -> LookupHit | LookupMiss:
         """Raises EmbedderBusy and EmbeddingError if the question cannot be embedded."""
         self.figures.count("asked")
-        self._lookups[ask.key] += 1
-        try:
-            with self._learner.priority.looking_up():
-                return await self._find(ask)
-        finally:
-            self._lookups[ask.key] -= 1
-            if not self._lookups[ask.key]:
-                del self._lookups[ask.key]
-                self._gone.discard(ask.key)
+        with self._lookups.running(ask.key):
+            return await self._find(ask)
 
     async def _find(self, ask: LookupRequest) -> LookupHit | LookupMiss:
         served = self._served.get(ask.key)
@@ -166,7 +156,7 @@ class SemanticCache:
         evidence = None if candidate is None else candidate.evidence
         guard = "" if candidate is None else candidate.guard
         # A client that no longer waits uses nothing of the budget.
-        unwanted = "rejected" if ask.key in self._rejected else "gone" if ask.key in self._gone else ""
+        unwanted = "rejected" if ask.key in self._rejected else "gone" if self._lookups.has_left(ask.key) else ""
         max_risk = 0.0 if unwanted else ask.max_risk
         decision = self._policy(ask).decide(evidence, max_risk, compares=not ask.serve)
         reason = guard or unwanted or decision.refusal
@@ -249,7 +239,7 @@ class SemanticCache:
 
     def _note(self, query: Query) -> None:
         """The answer goes to a client, unless that does not wait any more."""
-        if query.served and query.key not in self._gone:
+        if query.served and not self._lookups.has_left(query.key):
             self._neighbours.records.use(query.entry)
             self._served[query.key] = query
 

@@ -41,7 +41,7 @@ class Sharing:
         self._log = shared
         self._neighbours = learner.neighbours
         self._labels = learner.labels
-        self._priority = learner.priority
+        self._lookups = learner.lookups
         self._embedder = embedder
         self._report_wrong_answer = report_wrong_answer
         self._seen: dict[str, int] = {}
@@ -131,7 +131,7 @@ class Sharing:
         """Computes the vectors that records lack, and stores them; runs for as long as the cache is used."""
         while True:
             await self._has_incomplete.wait()
-            await self._priority.yield_to_lookups()
+            await self._lookups.yield_to_lookups()
             # The order of a set differs between processes, so that each computes a part.
             entries = list(itertools.islice(self._incomplete, _REEMBEDDED_AT_ONCE))
             try:
