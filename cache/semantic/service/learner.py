@@ -313,33 +313,43 @@ class Learner:
 
         Answers recomputed meanwhile or unreadable are left out.
         """
-        fresh, query = comparison.record, comparison.query
-        compared = self._worth_comparing(comparison.others)
-        if self._judge_budget.is_short:
-            compared = compared[:1]
-            self._judge_budget.earn()
-            # The choice does not depend on the verdict, so the verdicts are an unbiased sample.
-            if not ((query is not None and query.is_audit) or self._judge_budget.take()):
-                self.figures.count("unjudged")
-                return {}
-        texts: dict[str, str] = {}
-        for record in compared:
+        fresh, query, budget = comparison.record, comparison.query, self._judge_budget
+        found = await self._texts_of(comparison.others, 1 if budget.is_short else _MAX_COMPARED)
+        budget.earn()
+        # The choice does not depend on the verdict, so the verdicts are an unbiased sample.
+        if found and not (query is not None and query.is_audit) and not budget.take():
+            self.figures.count("unjudged")
+            return {}
+        texts = [text for _, text in found]
+        scores = await self._judge.compare(fresh.model, fresh.text, comparison.text, texts)
+        limit = self.labels.errors.limit(fresh.model, fresh.answers)
+        verdicts: dict[str, bool | None] = {}
+        for (record, _), score in zip(found, scores, strict=True):
+            same = None if score is None else score > limit
+            self.figures.count("judged_unsure" if same is None else "judged_same" if same else "judged_different")
+            if not self._is_replaced(record):
+                verdicts[record.entry] = same
+        return verdicts
+
+    async def _texts_of(self, others: Sequence[Record], most: int) -> list[tuple[Record, str]]:
+        """The first of each distinct answer, of those that still exist, at most so many; with their texts."""
+        chosen: dict[str, Record] = {}
+        for record in others:
+            kept = self.neighbours.records.get(record.entry)
+            if kept is not None and kept.created == record.created:
+                chosen.setdefault(kept.answer, kept)
+        texts = []
+        for record in list(chosen.values())[:most]:
             try:
                 text = await self._answers.of(record)
             except StoreUnavailable as error:
                 log.debug("an answer is not compared: %s", error)
                 continue
             if text is not None:
-                texts[record.entry] = text
+                texts.append((record, text))
             elif not self._is_replaced(record):
                 await self.forget(record.entry)
-        scores = await self._judge.compare(fresh.model, fresh.text, comparison.text, list(texts.values()))
-        limit = self.labels.errors.limit(fresh.model, fresh.answers)
-        verdicts = {entry: None if score is None else score > limit for entry, score in zip(texts, scores, strict=True)}
-        for same in verdicts.values():
-            self.figures.count("judged_unsure" if same is None else "judged_same" if same else "judged_different")
-        replaced = {record.entry for record in compared if self._is_replaced(record)}
-        return {entry: same for entry, same in verdicts.items() if entry not in replaced}
+        return texts
 
     async def _conclude(self, comparison: Comparison, verdicts: dict[str, bool | None]) -> None:
         fresh, query = comparison.record, comparison.query
@@ -366,15 +376,6 @@ class Learner:
         kept = self.neighbours.records.change(record.entry, record.created, **found)
         if kept is not None and self._log is not None:
             self._log.replace(kept, comparison.vector, announced=True)
-
-    def _worth_comparing(self, others: Sequence[Record]) -> list[Record]:
-        """The first of each distinct answer, of those that still exist."""
-        chosen: dict[str, Record] = {}
-        for record in others:
-            kept = self.neighbours.records.get(record.entry)
-            if kept is not None and kept.created == record.created:
-                chosen.setdefault(kept.answer, kept)
-        return list(chosen.values())[:_MAX_COMPARED]
 
     async def _confirm(self, record: Record, namespace: str) -> None:
         kept = self.neighbours.confirm(record.entry, record.created, namespace)
