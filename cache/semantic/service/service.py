@@ -6,7 +6,6 @@ import functools
 import logging
 import math
 import random
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -58,7 +57,6 @@ Load = Callable[[str, str | None], Encoder]
 _SERVICE = "keepgate-semantic-cache"
 _STORE_DEADLINE = 2.0
 _TICK = 0.5
-_NOTES_KEPT = 1000
 _STUCK_SECONDS = 1.0
 # Shares of the gateway's deadline. A lookup that would wait longer for the embedding model is refused at once, and one
 # that has taken so long is refused as late: a gateway without any reply marks the process as unavailable.
@@ -67,7 +65,7 @@ _SHARE_FOR_ASKING = 0.8
 
 
 class Service:
-    """Passes messages to the semantic cache; until there is one, questions are refused and notes wait."""
+    """Passes messages to the semantic cache. Until there is one, questions are refused and notes are dropped."""
 
     def __init__(self, socket: Path, model: str, deadline: float, tracing: Tracing) -> None:
         self.socket = socket
@@ -76,24 +74,18 @@ class Service:
         self._patience = deadline * _SHARE_FOR_ASKING
         self._cache: SemanticCache | None = None
         self._describe: Callable[[], Stats | Refused] = lambda: Refused("")
-        self._notes: deque[Note] = deque(maxlen=_NOTES_KEPT)
 
-    async def begin(self, cache: SemanticCache, describe: Callable[[], Stats | Refused]) -> None:
+    def begin(self, cache: SemanticCache, describe: Callable[[], Stats | Refused]) -> None:
         self._cache, self._describe = cache, describe
-        while self._notes:
-            await cache.handle(self._notes.popleft())
 
     def end(self) -> None:
-        """From now on questions are refused, and notes are for the next process."""
+        """From now on questions are refused."""
         self._cache = None
 
     async def handle(self, message: Question | Note) -> Reply | None:
-        """The reply to a question, None to a note. Raises CacheError if the cache fails."""
+        """The reply to a question; that to a note is not sent. Raises CacheError if the cache fails."""
         if self._cache is None:
-            if isinstance(message, Question):
-                return Refused(f"the semantic cache is not ready: it waits for {self._model}")
-            self._notes.append(message)
-            return None
+            return Refused(f"the semantic cache is not ready: it waits for {self._model}")
         if isinstance(message, StatsRequest):
             return self._describe()
         if not isinstance(message, LookupRequest):
@@ -187,7 +179,7 @@ async def _running(config: Config, embedders: Embedders, judging: Embedder, serv
             return Stats(_figures(learner, judge, embedders, sharing, shared))
 
         async with _tasks(works):
-            await service.begin(cache, describe)
+            service.begin(cache, describe)
             try:
                 yield
             finally:

@@ -14,13 +14,13 @@ from cache.semantic.embedding.embedder import Embedder
 from cache.semantic.embedding.errors import EmbeddingError
 from cache.semantic.service.learner import Learner
 from cache.semantic.service.log import Event, RecordLog
+from cache.semantic.service.queries import Latest
 from cache.semantic.service.records import Record, Vector
 from cache.stores.redis_replies import is_after
 
 log = logging.getLogger(__name__)
 
 _SAVE_SECONDS = 30.0
-_MAX_ORIGINS = 1000
 _REEMBEDDED_AT_ONCE = 16
 _TRIES = 3
 
@@ -44,7 +44,7 @@ class Sharing:
         self._lookups = learner.lookups
         self._embedder = embedder
         self._report_wrong_answer = report_wrong_answer
-        self._seen: dict[str, int] = {}
+        self._seen: Latest[str, int] = Latest()
         self._position = "0-0"
         self._loaded_at = "0-0"
         self._saved = (0, time.monotonic())
@@ -116,8 +116,6 @@ class Sharing:
         is_new = event.number > self._seen.get(event.origin, 0)
         if is_new:
             self._seen[event.origin] = event.number
-            if len(self._seen) > _MAX_ORIGINS:
-                del self._seen[next(iter(self._seen))]
         return is_new
 
     async def _take_over(self, records: list[tuple[Record, Vector | None]]) -> None:
