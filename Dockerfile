@@ -100,7 +100,7 @@ RUN /tools/bin/pip --python /opt/keepgate/bin/python install --no-deps --no-inde
     && /opt/keepgate/bin/python /tools/sbom.py /opt/keepgate/sbom.cdx.json
 
 FROM runtime AS semantic
-# The embedding model too is compiled for the very CPU it runs on; without g++ it runs on ONNX Runtime, slower.
+# The embedding model too is compiled for the very CPU it runs on; without g++ it runs on torch, slower.
 USER root
 RUN apt-get update -qq \
     && apt-get install -y -qq --no-install-recommends g++ \

@@ -58,7 +58,7 @@ def sparse(questions: Questions) -> Questions:
 
 
 def embedded(texts: Sequence[str], folder: Path) -> npt.NDArray[np.float32]:
-    """Their vectors by the default model, float32 [texts, dimensions]; kept in `folder` are exported models."""
+    """Their vectors by the default model, float32 [texts, dimensions]; kept in `folder` is the compiled encoder."""
     return vectors_of(texts, load_encoder("default", folder))
 
 

@@ -66,7 +66,7 @@ class Vectors:
 
 def open_vectors() -> Vectors:
     files = find_model("default")
-    return Vectors(TorchEncoder(files, files.fingerprint(), threads=1))
+    return Vectors(TorchEncoder(files, files.fingerprint()))
 
 
 def texts_of(answers: Iterable[Labelled]) -> list[str]:

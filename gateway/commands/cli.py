@@ -405,7 +405,7 @@ def _run_backend(command: str, words: list[str]) -> int:
 
 def _run_evaluation(words: list[str]) -> int:
     """Become the evaluation of pairs: its libraries take seconds to load, and no other command needs them."""
-    if any(importlib.util.find_spec(package) is None for package in ("numpy", "tokenizers", "onnxruntime")):
+    if any(importlib.util.find_spec(package) is None for package in ("numpy", "tokenizers", "sentence_transformers")):
         print(
             "keepgate eval-pairs: not installed; install the extra: pip install 'keepgate[semantic]'", file=sys.stderr
         )

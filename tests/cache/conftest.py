@@ -30,7 +30,7 @@ PATIENT = 2.0
 
 @pytest.fixture(scope="session")
 def minilm() -> Encoder:
-    """The default embedding model. It is exported once for all runs, which takes half a minute."""
+    """The default embedding model. It is compiled once for all runs, which takes some seconds."""
     return load_encoder("default", models_folder())
 
 

@@ -36,7 +36,7 @@ class Asked:
 def streams(quick: bool, models: Path) -> list[Asked]:
     """Banking77's test split in one random order, and half unrepeatable; the first questions only if `quick`.
 
-    `models` is the folder of exported models.
+    `models` is the folder of the compiled encoder.
     """
     questions = banking77("test")
     kinds = {"Banking77": questions}

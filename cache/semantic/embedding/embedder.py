@@ -1,15 +1,17 @@
 """Vectors of texts for an event loop: one call at a time computes, and texts that come meanwhile are its next batch."""
 
 import asyncio
+import bisect
+import itertools
 import math
 import os
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +19,11 @@ import numpy.typing as npt
 from cache.semantic.embedding.encoder import Encoder, Vectors
 from cache.semantic.embedding.errors import EmbedderBusy, EmbeddingError, EmbeddingFailed
 
-T = TypeVar("T")
-
 MAX_WAITING = 1024
 """Texts in the queue, with any patience."""
 MAX_TOKENS = 256
-"""Of one call, unless a single text has more: later texts wait for the whole call."""
+"""Of one call, by the length of its texts: later texts wait for the whole call."""
+_CHARACTERS_OF_TOKEN = 4
 _YIELD_OF_TOKEN = 1e-3
 """Seconds by which a shorter text may come later and go first, for each token that it has less."""
 
@@ -50,10 +51,6 @@ class Model(Protocol):
 
     async def wait_available(self) -> None: ...
 
-    async def lengths(self, texts: list[str]) -> list[int]:
-        """About how many tokens the model would read of each text."""
-        ...
-
     async def encode(self, texts: list[str]) -> Vectors:
         """As `Encoder.encode`."""
         ...
@@ -78,17 +75,11 @@ class _InThread:
     async def wait_available(self) -> None:
         return
 
-    async def lengths(self, texts: list[str]) -> list[int]:
-        return await self._run(lambda: [self._encoder.length(text) for text in texts])
-
     async def encode(self, texts: list[str]) -> Vectors:
-        return await self._run(lambda: self._encoder.encode(texts))
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._encoder.encode, texts)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._thread.shutdown)
-
-    async def _run(self, call: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
 
 class _Waiting:
@@ -97,12 +88,10 @@ class _Waiting:
     def __init__(self, text: str, came: float, vector: "asyncio.Future[npt.NDArray[np.float32]]") -> None:
         self.text = text
         self.vector = vector
-        self.tokens: int | None = None
-        self._came = came
-
-    def rank(self) -> float:
-        """The lowest rank goes first: earlier before later, short before long, without starvation."""
-        return self._came + (self.tokens or 0) * _YIELD_OF_TOKEN
+        # A longer text is truncated, by most models.
+        self.tokens = min(MAX_TOKENS, len(text) // _CHARACTERS_OF_TOKEN + 2)
+        # The lowest rank goes first: earlier before later, short before long, without starvation.
+        self.rank = came + self.tokens * _YIELD_OF_TOKEN
 
 
 class Embedder:
@@ -164,8 +153,7 @@ class Embedder:
         while True:
             await self._wake.wait()
             self._forget_who_left()
-            batch = await self._next_batch()
-            if batch:
+            if batch := self._next_batch():
                 await self._compute(batch)
             if not self._waiting:
                 self._wake.clear()
@@ -173,8 +161,7 @@ class Embedder:
     async def close(self) -> None:
         """Let the running call end; callers that still wait get EmbeddingFailed."""
         self._closed = True
-        for each in self._waiting:
-            _fail(each, EmbeddingFailed("the embedder is closed"))
+        _fail(self._waiting, EmbeddingFailed("the embedder is closed"))
         self._waiting.clear()
         await self.model.close()
 
@@ -185,62 +172,37 @@ class Embedder:
     def _forget_who_left(self) -> None:
         self._waiting = [each for each in self._waiting if not each.vector.done()]
 
-    async def _next_batch(self) -> list[_Waiting]:
+    def _next_batch(self) -> list[_Waiting]:
         """Take the texts of the next call from those that wait."""
-        if len(self._waiting) > 1:
-            unmeasured = [each for each in self._waiting if each.tokens is None]
-            if unmeasured:
-                await self._measure(unmeasured)
-                self._forget_who_left()
-        # Texts that came while the others were measured go with a later call.
-        measured = [each for each in self._waiting if each.tokens is not None] or self._waiting
-        batch: list[_Waiting] = []
-        tokens = 0
-        for each in sorted(measured, key=_Waiting.rank):
-            tokens += each.tokens or 0
-            if batch and tokens > MAX_TOKENS:
-                break
-            batch.append(each)
-        taken = set(batch)
-        self._waiting = [each for each in self._waiting if each not in taken]
+        self._waiting.sort(key=lambda each: each.rank)
+        tokens = list(itertools.accumulate(each.tokens for each in self._waiting))
+        count = max(1, bisect.bisect_right(tokens, MAX_TOKENS))
+        batch, self._waiting = self._waiting[:count], self._waiting[count:]
         return batch
-
-    async def _measure(self, texts: list[_Waiting]) -> None:
-        lengths = await self._called(texts, self.model.lengths([each.text for each in texts]))
-        for each, length in zip(texts, lengths or [], strict=False):
-            each.tokens = length
 
     async def _compute(self, batch: list[_Waiting]) -> None:
         self.calls += 1
         self.texts += len(batch)
         self._under_way = len(batch)
         self._began = time.monotonic()
-        vectors = await self._called(batch, self.model.encode([each.text for each in batch]))
-        self._text_seconds += _NEWEST * (self.seconds_under_way / len(batch) - self._text_seconds)
-        self._under_way, self._began = 0, math.inf
-        for each, vector in zip(batch, [] if vectors is None else vectors, strict=False):
-            if not np.isfinite(vector).all():
-                _fail(each, EmbeddingFailed("the embedding model gives no direction for this text"))
-            elif not each.vector.done():
-                # A copy: a row would keep the vectors of the whole batch.
-                each.vector.set_result(vector.copy())
-
-    async def _called(self, of: list[_Waiting], call: Awaitable[T]) -> T | None:
-        """The result of a call of the model. None if it failed; its callers have the error."""
         try:
-            return await call
+            vectors = await self.model.encode([each.text for each in batch])
         except asyncio.CancelledError:
-            for each in of:
-                _fail(each, EmbeddingFailed("the embedder is closed"))
+            _fail(batch, EmbeddingFailed("the embedder is closed"))
             raise
         except EmbeddingError as error:
-            for each in of:
-                _fail(each, EmbeddingFailed(str(error)), error)
-            return None
+            _fail(batch, EmbeddingFailed(str(error)), error)
         except Exception as error:  # noqa: BLE001  Runtimes raise any exception; each caller gets it.
-            for each in of:
-                _fail(each, EmbeddingFailed(f"the embedding model failed: {type(error).__name__}"), error)
-            return None
+            _fail(batch, EmbeddingFailed(f"the embedding model failed: {type(error).__name__}"), error)
+        else:
+            for each, vector in zip(batch, vectors, strict=True):
+                if not np.isfinite(vector).all():
+                    _fail([each], EmbeddingFailed("the embedding model gives no direction for this text"))
+                elif not each.vector.done():
+                    # A copy: a row would keep the vectors of the whole batch.
+                    each.vector.set_result(vector.copy())
+        self._text_seconds += _NEWEST * (self.seconds_under_way / len(batch) - self._text_seconds)
+        self._under_way, self._began = 0, math.inf
 
 
 @asynccontextmanager
@@ -273,7 +235,9 @@ def _yield_to_others() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
-def _fail(waiting: _Waiting, error: EmbeddingFailed, cause: Exception | None = None) -> None:
-    if not waiting.vector.done():
-        error.__cause__ = cause
-        waiting.vector.set_exception(error)
+def _fail(batch: list[_Waiting], error: EmbeddingFailed, cause: Exception | None = None) -> None:
+    """Each caller gets the error, and none of them the text of another."""
+    error.__cause__ = cause
+    for each in batch:
+        if not each.vector.done():
+            each.vector.set_exception(error)

@@ -6,8 +6,7 @@ CacheError
     ├── ModelChanged        a server has another model under the name of the former one: the process starts anew
     ├── EmbedderBusy        so many texts wait that another would be late
     ├── EmbeddingFailed     the model gave no vector of this text, or its server is down; others may work
-    ├── ExportUnavailable   no exported form of the model may be used: torch computes it instead
-    └── NativeUnavailable   the compiled encoder lacks the model or the machine: ONNX Runtime computes it
+    └── NativeUnavailable   the compiled encoder lacks the model or the machine: torch computes it
 """
 
 from cache.errors import CacheError
@@ -31,10 +30,6 @@ class EmbedderBusy(EmbeddingError):
 
 class EmbeddingFailed(EmbeddingError):
     """The computation failed, or its result has no direction. The message never holds the text."""
-
-
-class ExportUnavailable(EmbeddingError):
-    """The message says why, for the log."""
 
 
 class NativeUnavailable(EmbeddingError):

@@ -23,25 +23,24 @@ _PROMPTS_FILE = "config_sentence_transformers.json"
 
 
 class ModelFiles(NamedTuple):
-    """A folder as sentence-transformers writes it.
-
-    `prompt` is put before every text; None for the model's default prompt, if it has one.
-    """
+    """A folder as sentence-transformers writes it. `prompt` is put before every text."""
 
     name: str
     folder: Path
-    prompt: str | None = None
+    prompt: str = ""
 
     def fingerprint(self) -> str:
         """XXH3-128, hex, of the names and bytes of all files that can change a vector, and of the prompt."""
-        digest = xxhash.xxh3_128(b"" if self.prompt is None else f"prompt\0{self.prompt}\0".encode())
+        digest = xxhash.xxh3_128(f"prompt\0{self.prompt}\0".encode() if self.prompt else b"")
         for path in sorted(self.folder.rglob("*")):
             relative = path.relative_to(self.folder)
             hidden = any(part.startswith(".") for part in relative.parts)
             if hidden or relative.parts[0] in _OTHER_FOLDERS or path.suffix in _PAGES or not path.is_file():
                 continue
             digest.update(f"{relative.as_posix()}\0{path.stat().st_size}\0".encode())
-            add_file(digest, path)
+            with path.open("rb") as file:
+                while chunk := file.read(_CHUNK):
+                    digest.update(chunk)
         return digest.hexdigest()
 
 
@@ -52,20 +51,13 @@ class _Prompts(msgspec.Struct):
     default_prompt_name: str | None = None
 
 
-def _query_prompt(folder: Path) -> str | None:
-    """The model's prompt for questions, such as "query: ", where the library would not use it by default."""
+def _query_prompt(folder: Path) -> str:
+    """The model's default prompt, or the one that it has for questions, such as "query: "."""
     try:
         said = msgspec.json.decode((folder / _PROMPTS_FILE).read_bytes(), type=_Prompts)
     except (OSError, msgspec.DecodeError):  # sentence-transformers says what is wrong when it loads the model
-        return None
-    return None if said.default_prompt_name else (said.prompts or {}).get("query") or None
-
-
-def add_file(digest: "xxhash.xxh3_128", path: Path) -> None:
-    """Put the bytes of a file into a digest."""
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
+        return ""
+    return (said.prompts or {}).get(said.default_prompt_name or "query") or ""
 
 
 def find_model(model: str, prompt: str | None = None) -> ModelFiles:
@@ -75,7 +67,7 @@ def find_model(model: str, prompt: str | None = None) -> ModelFiles:
     downloads.
     """
     if model == DEFAULT:
-        return ModelFiles("all-MiniLM-L6-v2", _default_folder(), prompt)
+        return ModelFiles("all-MiniLM-L6-v2", _default_folder(), prompt or "")
     if not model:
         raise ModelUnusable(f"{SETTING}: it is empty; write {DEFAULT!r}, a folder, or the name of a model")
     folder = Path(model).expanduser()
@@ -125,6 +117,6 @@ def _hub_folder(model: str) -> Path:
 
 
 def models_folder() -> Path:
-    """In the user's cache (XDG base directory specification), for the service, commands and benchmarks."""
+    """Of what is made of models, in the user's cache (XDG base directory specification)."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     return cache / "keepgate" / "embedding"

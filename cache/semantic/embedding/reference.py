@@ -1,13 +1,26 @@
-"""Texts for comparing two runtimes of one model: short to beyond the limit, with unusual characters."""
+"""Vectors of sentence-transformers for some texts, to compare another runtime of the same model with.
+
+``python -m cache.semantic.embedding.reference NAME MODEL_FOLDER PROMPT`` writes them to its standard output.
+"""
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
+import xxhash
 
 from cache.semantic.embedding.encoder import Encoder, Vectors
+from cache.semantic.embedding.errors import ModelUnusable, NativeUnavailable
+from cache.semantic.embedding.model_files import ModelFiles
 
 MIN_COSINE = 0.9999
 
-_SENTENCE = "Where is my card, and why was I charged 12.50 for it twice on the 3rd of May? "
-_SHORT = (
+_SENTENCE = "Where is my card {}, and why was I charged {}.50 for it twice on the 3rd of May? "
+# Short ones with unusual characters, and such as end within, at and beyond the limit of most models.
+TEXTS = [
     "",
     "a",
     " leading and trailing space ",
@@ -20,27 +33,90 @@ _SHORT = (
     "[CLS] [SEP] [MASK] <s> </s> <|endoftext|> ##ing",
     "def f(x):\n\treturn x[::-1]  # != y\r\n",
     "supercalifragilisticexpialidocious" * 8,
-)
+    *("".join(_SENTENCE.format(number, number) for number in range(count)) for count in (2, 10, 40)),
+]
+_LONGEST_SECONDS = 600.0
 
 
-def reference_texts(longest: int | None) -> list[str]:
-    """The texts, for a model that reads `longest` tokens."""
-    words = (longest or 512) + 40
-    repeated = _SENTENCE * (words // len(_SENTENCE.split()) + 1)
-    return [*_SHORT, repeated[: words // 2], repeated[: 2 * words], repeated]
+def check_against_reference(encoder: Encoder, files: ModelFiles, cache: Path) -> None:
+    """Raises NativeUnavailable unless an encoder gives the vectors of sentence-transformers, to a cosine of .9999.
 
-
-def lowest_cosine(encoder: Encoder, texts: list[str], expected: Vectors) -> float:
-    """The lowest cosine between an encoder's vectors and the expected ones, float32 [len(texts), dimensions].
-
-    Each text is computed alone and among all others. 0 if the shapes differ or only one vector is NaN; a text that is
-    NaN in both agrees.
+    Each text is computed alone and among all others. The reference is computed once, by a process of its own, since
+    torch takes hundreds of megabytes that a serving process would never release, and kept in `cache`.
     """
-    together, alone = encoder.encode(texts), np.vstack([encoder.encode([text]) for text in texts])
-    lowest = 1.0
-    for vectors in (together, alone):
-        if vectors.shape != expected.shape or not (np.isnan(vectors) == np.isnan(expected)).all():
-            return 0.0
-        cosines = (vectors.astype(np.float64) * expected).sum(axis=1)
-        lowest = min(lowest, float(np.min(cosines, where=~np.isnan(cosines), initial=1.0)))
-    return lowest
+    path = reference_file(encoder.fingerprint, cache)
+    try:
+        if not path.is_file():
+            _write(path, _computed(files))
+        expected: Vectors = np.load(path)
+        together, alone = encoder.encode(TEXTS), np.vstack([encoder.encode([text]) for text in TEXTS])
+    except (OSError, ValueError) as error:
+        raise NativeUnavailable(f"it cannot be compared with the reference: {error}") from error
+    cosine = min(lowest_cosine(vectors, expected) for vectors in (together, alone))
+    if not cosine >= MIN_COSINE:
+        raise NativeUnavailable(
+            f"its vectors are not those of the reference: lowest cosine {cosine:.6f}, needed {MIN_COSINE}"
+        )
+
+
+def reference_file(fingerprint: str, cache: Path) -> Path:
+    """Where the reference of a model is kept."""
+    return cache / f"reference-{xxhash.xxh3_128_hexdigest(chr(0).join((fingerprint, *TEXTS)).encode())}.npy"
+
+
+def lowest_cosine(vectors: Vectors, expected: Vectors) -> float:
+    """Of unit vectors in the same rows; 0 if shapes differ or only one row of a pair is NaN, else NaN rows agree."""
+    if vectors.shape != expected.shape or not (np.isnan(vectors) == np.isnan(expected)).all():
+        return 0.0
+    cosines = (vectors.astype(np.float64) * expected).sum(axis=1)
+    return float(np.min(cosines, where=~np.isnan(cosines), initial=1.0))
+
+
+def _computed(files: ModelFiles) -> bytes:
+    """The reference as a .npy file."""
+    # -P: the program is the installed one, not one in the current directory.
+    program = (sys.executable, "-P", "-m", __name__, files.name, str(files.folder), files.prompt)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    try:
+        done = subprocess.run(  # noqa: S603  our own program
+            program, env=environment, timeout=_LONGEST_SECONDS, stdin=subprocess.DEVNULL, capture_output=True,
+            check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise NativeUnavailable(f"its reference took more than {_LONGEST_SECONDS:.0f} s") from error
+    if done.returncode != 0:
+        # The last line of a traceback is the error; of a message, the message.
+        reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise NativeUnavailable(f"its reference ended with {done.returncode}: {reason or 'no message'}")
+    return done.stdout
+
+
+def _write(path: Path, content: bytes) -> None:
+    partial = path.with_suffix(f".{os.getpid()}")
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def main(name: str, folder: str, prompt: str) -> int:
+    from cache.semantic.embedding.torch_encoder import TorchEncoder
+
+    # Libraries may print: only the vectors may go where they are read.
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    try:
+        encoder = TorchEncoder(ModelFiles(name, Path(folder), prompt), "")
+    except ModelUnusable as error:
+        print(error, file=sys.stderr)
+        return 1
+    file = io.BytesIO()  # which numpy wants to seek in
+    np.save(file, np.vstack([encoder.encode([text]) for text in TEXTS]))
+    with output:
+        output.write(file.getvalue())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -20,7 +20,6 @@ from cache.stores.breaker import Breaker
 _PROBE = "What is the capital of France?"
 # Of one text, computed twice by one model: half floats and other batches move it less.
 _MIN_COSINE = 0.99
-_CHARACTERS_OF_TOKEN = 4
 _MAX_BYTES = 16 * 2**20
 # A longer reply takes more than a millisecond to read.
 _READ_AT_ONCE = 64 * 2**10
@@ -145,9 +144,6 @@ class ServerModel:
 
     async def wait_available(self) -> None:
         await self.breaker.wait_closed()
-
-    async def lengths(self, texts: list[str]) -> list[int]:
-        return [len(text) // _CHARACTERS_OF_TOKEN + 2 for text in texts]
 
     async def encode(self, texts: list[str]) -> Vectors:
         try:

@@ -1,8 +1,8 @@
 """``python -m cache.semantic.evaluation.check SETTINGS``: whether an embedding model could be served, and by what.
 
 ``keepgate doctor`` runs it; settings are JSON, without the key, which is in the environment. It prints a JSON object
-for each finding, with ``check``, ``status`` (ok, warning or problem), ``summary`` and ``advice``. Nothing is exported:
-a model without an export is only looked for.
+for each finding, with ``check``, ``status`` (ok, warning or problem), ``summary`` and ``advice``. A model that
+has not been compared with its reference yet is only looked for.
 """
 
 import asyncio
@@ -17,10 +17,10 @@ import aiohttp
 import msgspec
 
 from cache.semantic.embedding.errors import EmbeddingError, ModelUnusable, NativeUnavailable
-from cache.semantic.embedding.export_cache import export_folder
 from cache.semantic.embedding.load import load_encoder
-from cache.semantic.embedding.model_files import ModelFiles, find_model
+from cache.semantic.embedding.model_files import find_model
 from cache.semantic.embedding.native.build import native_library
+from cache.semantic.embedding.reference import reference_file
 from cache.semantic.embedding.server import EmbeddingServer, first_vector
 
 _CHECK = "semantic cache"
@@ -62,11 +62,11 @@ def main(asked: Asked) -> int:
     try:
         files = find_model(asked.model, asked.model_prompt)
         fingerprint = files.fingerprint()
-        if export_folder(fingerprint, cache).exists():
+        if reference_file(fingerprint, cache).exists():
             _check_encoder(asked, cache)
         else:
-            _say("ok", f"{files.name} is there; it is exported at the first start, which takes half a minute")
-            _check_native(files, cache)
+            _say("ok", f"{files.name} is there; it is compared with torch at the first start, which takes some seconds")
+            _check_native(cache)
     except ModelUnusable as error:
         _say("problem", str(error), "do what the message says, or set semantic.mode to off")
     except EmbeddingError as error:
@@ -125,11 +125,11 @@ def _check_encoder(asked: Asked, cache: Path) -> None:
         _say("ok", f"{said}; {_instructions(cache)} kernels, whose vectors are those of the reference")
 
 
-def _check_native(files: ModelFiles, cache: Path) -> None:
+def _check_native(cache: Path) -> None:
     try:
-        _say("ok", f"{_instructions(cache)} kernels are built; {files.name} is compared with torch when it is exported")
+        _say("ok", f"{_instructions(cache)} kernels are built")
     except NativeUnavailable as reason:
-        _say("warning", f"the compiled encoder cannot be built, ONNX Runtime will serve: {reason}", _COMPILER)
+        _say("warning", f"the compiled encoder cannot be built, torch will serve: {reason}", _COMPILER)
 
 
 def _instructions(cache: Path) -> str:

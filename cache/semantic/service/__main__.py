@@ -21,7 +21,7 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 def main() -> int:
     """Serve until a signal; returns the exit status."""
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=Config)
-    # Before numpy, FAISS and ONNX Runtime are imported: the service takes one core, the engine needs the others.
+    # Before numpy, FAISS and torch are imported: the service takes one core, the engine needs the others.
     os.environ.update(dict.fromkeys(_THREADS, "1"))
     from cache.semantic.embedding.errors import ModelChanged, ModelUnusable
 

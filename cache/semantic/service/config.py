@@ -11,7 +11,7 @@ EMBEDDING = "embedding"
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """One line of JSON on standard input.
 
-    `redis` is a URL or "" for none, `models` the folder where exported models are kept, `capacity` the most entries
+    `redis` is a URL or "" for none, `models` the folder of the compiled encoder, `capacity` the most entries
     that are kept, `deadline` the seconds after which a question times out. `delta`, `threshold` and `audit_share` are
     shares; see SemanticSettings of the gateway. Traces go to a collector or into a file; with neither there are none.
     """

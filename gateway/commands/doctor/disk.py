@@ -17,7 +17,7 @@ _LEAST_FREE = 64 * 2**20
 _PREFIX_DISK_BYTES = 4 * 2**30
 # An append-only file grows to twice the data before it is written anew, beside the old one.
 _COPIES_OF_STORE = 3
-# A converted small model, built kernels and an exported embedding model.
+# A converted small model, built kernels and an embedding model's reference.
 _CACHE_BYTES = 600 * 2**20
 
 

@@ -29,7 +29,7 @@ _FEATURES = {
     "bf16": "BF16",
     "sve": "SVE",
 }
-# The oldest processors for which kernels are written; on others torch and ONNX Runtime compute.
+# The oldest processors for which kernels are written; on others torch computes.
 _X86_KERNELS = {"avx2", "fma", "f16c"}
 _ARM_KERNELS = {"asimd"}
 # A streamed answer holds a connection of the client and one to the upstream.
@@ -50,7 +50,7 @@ async def check_processor(settings: Settings) -> list[Finding]:
             warning(
                 "processor",
                 f"{said}: {' and '.join(missing)}",
-                "expect torch and ONNX Runtime to compute, slower; in a virtual machine let the host's processor"
+                "expect torch to compute, slower; in a virtual machine let the host's processor"
                 " through (QEMU: -cpu host)",
             )
         ]

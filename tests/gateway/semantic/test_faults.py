@@ -382,7 +382,6 @@ class SlowEncoder:
 
     def __init__(self, encoder: Encoder) -> None:
         self.name, self.fingerprint, self.dimensions = encoder.name, encoder.fingerprint, encoder.dimensions
-        self.length = encoder.length
         self.seconds = 0.0
         self._encoder = encoder
 

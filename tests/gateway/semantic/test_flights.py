@@ -38,7 +38,6 @@ class Gate:
 
     def __init__(self, encoder: Encoder) -> None:
         self.name, self.fingerprint, self.dimensions = encoder.name, encoder.fingerprint, encoder.dimensions
-        self.length = encoder.length
         self.open = threading.Event()
         self.open.set()
         self.texts: list[str] = []

@@ -34,7 +34,6 @@ class Other:
 
     def __init__(self, encoder: Encoder, fingerprint: str = "another", free: int = 10**9) -> None:
         self.name, self.fingerprint, self.dimensions = "another model", fingerprint, encoder.dimensions
-        self.length = encoder.length
         self.texts: list[str] = []
         self.free = free
         self.refused = ""

@@ -122,30 +122,12 @@ inline Vector gelu(Vector x) {
   return larger(x, Vector{}) - 0.5f * size * complement;
 }
 
-// ---------------------------------------------------------------- the model, as its owner lays it out
+// ---------------------------------------------------------------- the model and the work space
 
 extern "C" {
 
-struct BertLinear {
-  const int8_t* panels;
-  const float *scales, *bias;  // of the columns
-  int32_t in, out;             // padded
-};
-
-struct BertNorm {
-  const float *weight, *bias;
-};
-
-struct BertLayer {
-  BertLinear qkv, output, up, down;
-  BertNorm attention_norm, output_norm;
-};
-
-struct BertModel {
-  const BertLayer* layer;
-  const float *words, *positions, *types;  // [.][padded hidden]
-  BertNorm norm;
-  int32_t layers, hidden, heads, vocabulary, longest, type_vocabulary, pools_first;
+struct BertShape {
+  int32_t layers, hidden, heads, inner, vocabulary, longest, type_vocabulary, pools_first;
   float eps;
 };
 }
@@ -153,26 +135,71 @@ struct BertModel {
 inline long padded(long width) { return (width + PANEL - 1) / PANEL * PANEL; }
 inline long in_lanes(long width) { return (width + LANES - 1) / LANES * LANES; }
 
-// Work space of a call, cut from one block of memory. Starts at a multiple of 64 bytes, and so does every part.
-struct Work {
-  float *x, *wide, *mixed, *keys, *scores, *scales;
-  int32_t* pairs;
-  int16_t* panel;
+// Memory from which parts are cut, one after the other; each starts at a multiple of 64 bytes, as the memory does.
+struct Memory {
   char* end;
-
-  Work(char* memory, const BertModel& m, long rows, long longest) {
-    const long hidden = padded(m.hidden), up = m.layer[0].up.out;
-    const long length = in_lanes(longest);
-    end = memory;
-    cut(x, rows * hidden), cut(wide, rows * std::max(padded(3L * m.hidden), up)), cut(mixed, rows * hidden);
-    cut(keys, m.hidden / m.heads * length), cut(scores, QUERY_TILE * length);
-    cut(scales, rows), cut(pairs, rows * std::max(hidden, up) / 2), cut(panel, PANEL * std::max(hidden, up));
-  }
 
   template <class Number>
   void cut(Number*& part, long numbers) {
     part = (Number*)end;
     end += (numbers * sizeof(Number) + 63) / 64 * 64;
+  }
+};
+
+struct Linear {
+  const int8_t* panels;
+  const float *scales, *bias;  // of the columns
+  long in, out;                // padded
+
+  Linear(Memory& block, long inputs, long outputs) : in(padded(inputs)), out(padded(outputs)) {
+    block.cut(panels, in * out / 2 * 3), block.cut(scales, out), block.cut(bias, out);
+  }
+};
+
+struct Norm {
+  const float *weight, *bias;
+
+  Norm(Memory& block, long hidden) { block.cut(weight, padded(hidden)), block.cut(bias, padded(hidden)); }
+};
+
+struct Layer {
+  Linear qkv, output;
+  Norm attention_norm;
+  Linear up, down;
+  Norm output_norm;
+
+  Layer(Memory& block, const BertShape& m)
+      : qkv(block, m.hidden, 3L * m.hidden), output(block, m.hidden, m.hidden), attention_norm(block, m.hidden),
+        up(block, m.hidden, m.inner), down(block, m.inner, m.hidden), output_norm(block, m.hidden) {}
+};
+
+struct Embeddings {
+  const float *words, *positions, *types;  // [.][padded hidden]
+  Norm norm;
+
+  Embeddings(Memory& block, const BertShape& m)
+      : words(rows(block, m, m.vocabulary)), positions(rows(block, m, m.longest)),
+        types(rows(block, m, m.type_vocabulary)), norm(block, m.hidden) {}
+
+  static const float* rows(Memory& block, const BertShape& m, long count) {
+    const float* table;
+    block.cut(table, count * padded(m.hidden));
+    return table;
+  }
+};
+
+struct Work {
+  float *x, *wide, *mixed, *keys, *scores, *scales;
+  int32_t* pairs;
+  int16_t* panel;
+
+  Work(Memory& memory, const BertShape& m, long rows, long longest) {
+    const long hidden = padded(m.hidden), up = padded(m.inner);
+    const long length = in_lanes(longest);
+    memory.cut(x, rows * hidden), memory.cut(wide, rows * std::max(padded(3L * m.hidden), up));
+    memory.cut(mixed, rows * hidden), memory.cut(keys, m.hidden / m.heads * length);
+    memory.cut(scores, QUERY_TILE * length), memory.cut(scales, rows);
+    memory.cut(pairs, rows * std::max(hidden, up) / 2), memory.cut(panel, PANEL * std::max(hidden, up));
   }
 };
 
@@ -212,12 +239,12 @@ void round_rows(const float* x, long width, int rows, Work& to) {
 // Packed, four inputs are 4 * PANEL bytes, the upper eight bits of the weights in the order of the unpacked panel, and
 // 2 * PANEL bytes with the lower four: number i of 16 bits has, from its lowest bits upwards, those of weight i of each
 // of the four vectors.
-using Kernel = void (*)(const BertLinear&, const int8_t* packed, int16_t* panel, const int32_t* pairs,
+using Kernel = void (*)(const Linear&, const int8_t* packed, int16_t* panel, const int32_t* pairs,
                         const float* scales, long first, float* out);
 
 template <int ROWS, bool ADDS, bool UNPACKS>
 __attribute__((noinline)) void multiply(
-    const BertLinear& w, const int8_t* packed, int16_t* panel, const int32_t* pairs, const float* scales, long first,
+    const Linear& w, const int8_t* packed, int16_t* panel, const int32_t* pairs, const float* scales, long first,
     float* out) {
   Pairs acc[ROWS][2];
 #pragma GCC unroll 16
@@ -274,7 +301,7 @@ constexpr Kernel KERNELS[ROW_TILE + 1] = {
 
 // Rows that round_rows made, times a matrix.
 template <bool ADDS>
-void linear(const BertLinear& w, Work& work, int rows, float* out) {
+void linear(const Linear& w, Work& work, int rows, float* out) {
   const Tiles tiles(rows);
   for (long column = 0; column < w.out; column += PANEL)
     for (int tile = 0; tile < tiles.count; tile++) {
@@ -287,7 +314,7 @@ void linear(const BertLinear& w, Work& work, int rows, float* out) {
 
 // ---------------------------------------------------------------- the rest of a layer
 
-void normalise(float* x, const BertNorm& norm, int hidden, float eps) {
+void normalise(float* x, const Norm& norm, int hidden, float eps) {
   const long width = padded(hidden);
   Vector total = Vector{}, squares = Vector{};
   for (long i = 0; i < width; i += LANES) total += load(x + i);
@@ -355,7 +382,7 @@ void attend(const float* queries, const float* values, long stride, int tokens, 
   }
 }
 
-void attention(const BertModel& m, const float* qkv, long stride, int tokens, Work& work, float* out) {
+void attention(const BertShape& m, const float* qkv, long stride, int tokens, Work& work, float* out) {
   const int dimensions = m.hidden / m.heads;
   const long out_stride = padded(m.hidden);
   for (int head = 0; head < m.heads; head++) {
@@ -371,14 +398,15 @@ void attention(const BertModel& m, const float* qkv, long stride, int tokens, Wo
   }
 }
 
-void embed(const BertModel& m, int32_t token, int32_t type, int position, float* x) {
+void embed(const BertShape& m, const Embeddings& table, int32_t token, int32_t type, int position, float* x) {
   const long width = padded(m.hidden);
-  const float *word = m.words + token * width, *kind = m.types + type * width, *place = m.positions + position * width;
+  const float *word = table.words + token * width, *kind = table.types + type * width;
+  const float* place = table.positions + position * width;
   for (long i = 0; i < width; i += LANES) store(x + i, load(word + i) + load(kind + i) + load(place + i));
-  normalise(x, m.norm, m.hidden, m.eps);
+  normalise(x, table.norm, m.hidden, m.eps);
 }
 
-void run_layer(const BertModel& m, const BertLayer& layer, int texts, const int32_t* starts, Work& work) {
+void run_layer(const BertShape& m, const Layer& layer, int texts, const int32_t* starts, Work& work) {
   const int rows = starts[texts];
   const long hidden = padded(m.hidden), qkv_width = layer.qkv.out, up_width = layer.up.out;
   round_rows(work.x, hidden, rows, work);
@@ -397,8 +425,8 @@ void run_layer(const BertModel& m, const BertLayer& layer, int texts, const int3
   for (int row = 0; row < rows; row++) normalise(work.x + row * hidden, layer.output_norm, m.hidden, m.eps);
 }
 
-void pool(const BertModel& m, const float* rows, int tokens, float* out) {
-  const int counted = m.pools_first ? 1 : tokens;
+void pool(const BertShape& m, const float* rows, int tokens, float* out) {
+  const int counted = m.pools_first ? std::min(1, tokens) : tokens;
   for (int i = 0; i < m.hidden; i++) {
     float total = 0.f;
     for (int t = 0; t < counted; t++) total += rows[t * padded(m.hidden) + i];
@@ -414,15 +442,18 @@ int bert_lanes() { return LANES; }
 float bert_activation_max() { return ACTIVATION_MAX; }
 
 // Bytes of memory that a call needs for so many tokens in all, and so many of its longest text.
-int64_t bert_work_bytes(const BertModel* m, int tokens, int longest) {
-  return Work(nullptr, *m, tokens, longest).end - (char*)nullptr;
+int64_t bert_work_bytes(const BertShape* m, int tokens, int longest) {
+  Memory memory{nullptr};
+  Work(memory, *m, tokens, longest);
+  return memory.end - (char*)nullptr;
 }
 
 // vectors[i] = the pooled vector, [hidden], not yet of length 1, of text i: its tokens are those from starts[i] to
-// starts[i + 1], one at least. Returns 0, or 1 where a number is not in the model's tables; then nothing was written.
-int bert_encode(const BertModel* model, int texts, const int32_t* starts, const int32_t* tokens, const int32_t* types,
-                char* memory, float* vectors) {
-  const BertModel& m = *model;
+// starts[i + 1]; NaN if there is none. `weights` has the parts of Embeddings and of each Layer, in their order.
+// Returns 0, or 1 where a number is not in the model's tables; then nothing was written.
+int bert_encode(const BertShape* shape, char* weights, int texts, const int32_t* starts, const int32_t* tokens,
+                const int32_t* types, char* memory, float* vectors) {
+  const BertShape& m = *shape;
   const int rows = starts[texts];
   int longest = 0;
   for (int i = 0; i < texts; i++) longest = std::max(longest, starts[i + 1] - starts[i]);
@@ -430,13 +461,15 @@ int bert_encode(const BertModel* model, int texts, const int32_t* starts, const 
     return std::all_of(numbers, numbers + rows, [&](int32_t n) { return n >= 0 && n < end; });
   };
   if (longest > m.longest || !within(tokens, m.vocabulary) || !within(types, m.type_vocabulary)) return 1;
-  Work work(memory, m, rows, longest);
+  Memory block{weights}, space{memory};
+  const Embeddings table(block, m);
+  Work work(space, m, rows, longest);
   const long hidden = padded(m.hidden);
   std::memset(work.mixed, 0, rows * hidden * sizeof(float));
   for (int i = 0; i < texts; i++)
     for (int row = starts[i]; row < starts[i + 1]; row++)
-      embed(m, tokens[row], types[row], row - starts[i], work.x + row * hidden);
-  for (int i = 0; i < m.layers; i++) run_layer(m, m.layer[i], texts, starts, work);
+      embed(m, table, tokens[row], types[row], row - starts[i], work.x + row * hidden);
+  for (int i = 0; i < m.layers; i++) run_layer(m, Layer(block, m), texts, starts, work);
   for (int i = 0; i < texts; i++)
     pool(m, work.x + starts[i] * hidden, starts[i + 1] - starts[i], vectors + (long)i * m.hidden);
   return 0;

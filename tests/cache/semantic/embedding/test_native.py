@@ -1,7 +1,9 @@
 """The compiled encoder gives the vectors of sentence-transformers, or says why it does not serve."""
 
+import asyncio
 import json
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,46 +18,32 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 
 from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.embedding.errors import NativeUnavailable
-from cache.semantic.embedding.export import write_description
-from cache.semantic.embedding.manifest import REFERENCE_FILE, TOKENIZER_FILE, read_manifest, write_manifest
 from cache.semantic.embedding.model_files import ModelFiles, find_model
 from cache.semantic.embedding.native.encoder import NativeEncoder
 from cache.semantic.embedding.native.layout import rounded
-from cache.semantic.embedding.torch_encoder import TorchEncoder, open_model
+from cache.semantic.embedding.reference import reference_file
+from cache.semantic.embedding.torch_encoder import TorchEncoder
 from tests.cache.semantic.embedding import models
 
 TEXTS = ["How do I top up?", "why " * 100, "", "  ", "Ünïcödé 我的银行卡", *(f"{'a b ' * n}c" for n in range(9))]
 MAX = 8191
 
 
-def described(model: Path, target: Path) -> Path:
-    """What an export writes of a model, without the graph."""
-    target.mkdir()
-    manifest = write_description(open_model(ModelFiles("tiny", model)), ["input_ids", "attention_mask"], "", target)
-    write_manifest(target, manifest)
-    return target
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the references are, and the library, which is built once."""
+    return tmp_path_factory.mktemp("cache")
 
 
-def compiled(model: Path, export: Path) -> NativeEncoder:
-    return NativeEncoder(ModelFiles("tiny", model), "f", export, read_manifest(export))
+def compiled(model: Path, cache: Path) -> NativeEncoder:
+    files = ModelFiles("tiny", model)
+    return NativeEncoder(files, files.fingerprint(), cache)
 
 
 @pytest.fixture(scope="session")
-def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where all exports lie, and beside them the library, which is built once."""
-    return tmp_path_factory.mktemp("exports")
-
-
-@pytest.fixture(scope="session")
-def plain_description(plain_model: Path, exports: Path) -> Path:
-    """What an export writes of a small model, without the graph."""
-    return described(plain_model, exports / "plain")
-
-
-@pytest.fixture(scope="session")
-def native(plain_model: Path, plain_description: Path) -> NativeEncoder:
-    """That small model, compiled."""
-    return compiled(plain_model, plain_description)
+def native(plain_model: Path, cache: Path) -> NativeEncoder:
+    """The small model, compiled."""
+    return compiled(plain_model, cache)
 
 
 @pytest.mark.parametrize(
@@ -63,16 +51,16 @@ def native(plain_model: Path, plain_description: Path) -> NativeEncoder:
     [(36, 3, 70, 2, "cls"), (40, 5, 33, 1, "mean"), (96, 2, 32, 3, "mean"), (17, 17, 1, 1, "cls")],
 )
 def test_any_width_has_the_vectors_of_the_reference(
-    hidden: int, heads: int, inner: int, layers: int, pooling: str, tmp_path: Path, exports: Path
+    hidden: int, heads: int, inner: int, layers: int, pooling: str, tmp_path: Path, cache: Path
 ) -> None:
     """A model of any width, number of heads and pooling has the vectors of the reference."""
     model = models.write_bert(
         tmp_path, pooling, Normalize(), hidden=hidden, num_attention_heads=heads, intermediate_size=inner,
         num_hidden_layers=layers, initializer_range=0.2,
     )  # fmt: skip
-    encoder = compiled(model, described(model, exports / tmp_path.name))
+    encoder = compiled(model, cache)
     assert encoder.dimensions == hidden
-    expected = TorchEncoder(ModelFiles("tiny", model), "f", threads=1).encode(TEXTS)
+    expected = TorchEncoder(ModelFiles("tiny", model), "f").encode(TEXTS)
     np.testing.assert_allclose((encoder.encode(TEXTS) * expected).sum(axis=1), 1, atol=2e-5)
 
 
@@ -80,7 +68,7 @@ def test_the_default_model_has_the_vectors_of_the_reference(minilm: Encoder) -> 
     """The default model is compiled and has the vectors of the reference."""
     assert minilm.name == "all-MiniLM-L6-v2, compiled"
     texts = [*TEXTS, "Where is my card? " * 100, *(f"What is the fee for {n} euros?" for n in range(40))]
-    expected = TorchEncoder(find_model("default"), "f", threads=1).encode(texts)
+    expected = TorchEncoder(find_model("default"), "f").encode(texts)
     np.testing.assert_allclose((minilm.encode(texts) * expected).sum(axis=1), 1, atol=2e-5)
 
 
@@ -108,16 +96,38 @@ def test_no_sum_of_products_leaves_32_bits(weight: npt.NDArray[np.float32]) -> N
     assert (wrong <= scales[:, None] * 0.51).all()
 
 
-def test_a_token_without_a_row_is_an_error(plain_model: Path, plain_description: Path, exports: Path) -> None:
+def test_a_token_without_a_row_is_an_error(plain_model: Path, tmp_path: Path, cache: Path) -> None:
     """A token for which the model has no row raises ValueError."""
-    export = Path(shutil.copytree(plain_description, exports / "far"))
-    manifest = read_manifest(export)
-    tokenizer = json.loads((export / TOKENIZER_FILE).read_text("utf-8"))
+    model = Path(shutil.copytree(plain_model, tmp_path / "model"))
+    tokenizer = json.loads((model / "tokenizer.json").read_text("utf-8"))
     tokenizer["added_tokens"].append(tokenizer["added_tokens"][0] | {"id": 40_000, "content": "<far>"})
-    (export / TOKENIZER_FILE).write_text(json.dumps(tokenizer), "utf-8")
-    encoder = NativeEncoder(ModelFiles("tiny", plain_model), "f", export, manifest)
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
+    encoder = compiled(model, cache)
     with pytest.raises(ValueError, match="the tokenizer gives numbers that the model has no row for"):
         encoder.encode(["to the <far> side"])
+
+
+def test_a_text_beyond_the_limit_is_read_as_far_as_the_model_reads(native: NativeEncoder, encoder: Encoder) -> None:
+    """A text beyond the limit has the vector and about the cost of the tokens that the model reads."""
+    spaces, words, word = " " * 100_000 + "top up my card", "top up my card " * 200_000, "x" * 1_000_000
+    texts = [spaces, words[:100_000], word[:100_000]]
+    np.testing.assert_allclose((native.encode(texts) * encoder.encode(texts)).sum(axis=1), 1, atol=2e-5)
+    began = time.process_time()
+    native.encode([words])
+    assert time.process_time() - began < 0.5
+    np.testing.assert_array_equal(native.encode([words]), native.encode([words[:100_000]]))
+
+
+async def test_threads_do_not_write_into_one_anothers_vectors(native: NativeEncoder) -> None:
+    """Concurrent calls of one encoder do not change each other's vectors."""
+    alone = native.encode(TEXTS)
+
+    def compute() -> list[npt.NDArray[np.float32]]:
+        return [native.encode(TEXTS[start:]) for start in range(len(TEXTS)) for _ in range(5)]
+
+    for computed in await asyncio.gather(*(asyncio.to_thread(compute) for _ in range(4))):
+        for number, vectors in enumerate(computed):
+            np.testing.assert_array_equal(vectors, alone[number // 5 :])
 
 
 def changed(file: str, **values: object) -> Callable[[Path], None]:
@@ -144,7 +154,7 @@ def reweighted(change: Callable[[dict[str, npt.NDArray[np.float32]]], object]) -
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (changed("config.json", model_type="roberta"), r"whose model_type is 'roberta'"),
+        (changed("config.json", model_type="mpnet"), r"whose model_type is 'mpnet'"),
         (changed("config.json", hidden_act="relu"), r"whose hidden_act is 'relu'"),
         (changed("config.json", position_embedding_type="relative_key"), r"position_embedding_type is 'relative_key'"),
         (changed("config.json", num_attention_heads=5), r"whose heads do not share its width evenly"),
@@ -153,20 +163,22 @@ def reweighted(change: Callable[[dict[str, npt.NDArray[np.float32]]], object]) -
         (changed("1_Pooling/config.json", pooling_mode=["mean", "cls"]), r"the pooling \[\['mean', 'cls'\]\]"),
         (lambda model: (model / "modules.json").write_text("[]"), r"does not know a model of "),
         (lambda model: (model / "config.json").unlink(), r"a model with such files: .*config\.json"),
-        (lambda model: (model / "model.safetensors").unlink(), r"it cannot read .*model\.safetensors"),
+        (lambda model: (model / "model.safetensors").unlink(), r"a model with such files: .*model\.safetensors"),
         (reweighted(lambda w: w.pop("embeddings.LayerNorm.bias")), r"not those of its config\.json"),
-        (reweighted(lambda w: w["embeddings.LayerNorm.bias"].fill(np.nan)), r"LayerNorm\.bias of .* not finite"),
-        (reweighted(lambda w: w["embeddings.LayerNorm.bias"].fill(9)), r"lowest cosine 0\.\d+, needed 0\.9999"),
+        (
+            reweighted(lambda w: w["embeddings.LayerNorm.bias"].fill(np.nan)),
+            r"LayerNorm\.bias, which has numbers that are not finite",
+        ),
     ],
 )
 def test_an_unsupported_model_is_refused_in_one_line(
-    change: Callable[[Path], object], reason: str, plain_model: Path, plain_description: Path, tmp_path: Path
+    change: Callable[[Path], object], reason: str, plain_model: Path, tmp_path: Path, cache: Path
 ) -> None:
     """An unsupported model raises NativeUnavailable with the reason in one line."""
     model = Path(shutil.copytree(plain_model, tmp_path / "model"))
     change(model)
     with pytest.raises(NativeUnavailable, match=reason) as refusal:
-        compiled(model, plain_description)
+        compiled(model, cache)
     assert "\n" not in str(refusal.value)
 
 
@@ -174,24 +186,25 @@ def test_an_unsupported_model_is_refused_in_one_line(
     ("compiler", "reason"), [("no-such-compiler", "no C\\+\\+ compiler"), ("false", "refuses its source: no message")]
 )
 def test_a_missing_or_failing_compiler_is_reported(
-    compiler: str, reason: str, plain_model: Path, plain_description: Path, tmp_path: Path,
+    compiler: str, reason: str, plain_model: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """A missing or failing compiler raises NativeUnavailable and leaves no files."""
     monkeypatch.setenv("CXX", compiler)
-    export = Path(shutil.copytree(plain_description, tmp_path / "export"))
     with pytest.raises(NativeUnavailable, match=reason):
-        compiled(plain_model, export)
-    assert list(tmp_path.iterdir()) == [export]
+        compiled(plain_model, tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_reference_vectors_of_another_size_are_refused(
-    plain_model: Path, plain_description: Path, exports: Path
-) -> None:
-    """Reference vectors of another size raise NativeUnavailable."""
-    export = Path(shutil.copytree(plain_description, exports / "other"))
-    manifest = read_manifest(export)
-    vectors = np.load(export / REFERENCE_FILE)
-    np.save(export / REFERENCE_FILE, vectors[:, :-1])
-    with pytest.raises(NativeUnavailable, match=r"lowest cosine 0\.000000, needed 0\.9999"):
-        NativeEncoder(ModelFiles("tiny", plain_model), "f", export, manifest)
+@pytest.mark.parametrize("harm", ["cut", "other size", "other vectors"])
+def test_a_harmed_reference_is_refused(harm: str, plain_model: Path, native: NativeEncoder, tmp_path: Path) -> None:
+    """A damaged reference, or one of other vectors, raises NativeUnavailable."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    path = reference_file(native.fingerprint, cache)
+    vectors = native.encode(TEXTS)
+    np.save(path, vectors[:, :-1] if harm == "other size" else vectors[::-1])
+    if harm == "cut":
+        path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(NativeUnavailable, match=r"be compared with the reference|lowest cosine 0\.\d+, needed 0\.9999"):
+        compiled(plain_model, cache)

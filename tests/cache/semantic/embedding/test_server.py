@@ -208,7 +208,6 @@ class _Shifted:
 
     def __init__(self, encoder: Encoder) -> None:
         self.name, self.fingerprint, self.dimensions = encoder.name, encoder.fingerprint, encoder.dimensions
-        self.length = encoder.length
         self._encoder = encoder
 
     def encode(self, texts: list[str]) -> np.ndarray:

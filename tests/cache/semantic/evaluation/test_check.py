@@ -36,7 +36,7 @@ def found(capsys: pytest.CaptureFixture[str], model: str, folder: Path) -> list[
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_an_exported_model_is_loaded_and_timed(minilm: Encoder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_known_model_is_loaded_and_timed(minilm: Encoder, capsys: pytest.CaptureFixture[str]) -> None:
     """As the service does it, with the comparison of its vectors with the reference's."""
     (only,) = found(capsys, "default", models_folder())
     assert f"{minilm.name}, {minilm.dimensions} dimensions: " in only["summary"]
@@ -47,7 +47,7 @@ def test_an_exported_model_is_loaded_and_timed(minilm: Encoder, capsys: pytest.C
 def test_a_slower_runtime_is_a_warning_with_its_reason(
     minilm: Encoder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the compiled encoder is passed over, ONNX Runtime computes, and the reason is told."""
+    """Where the compiled encoder is passed over, torch computes, and the reason is told."""
 
     def unavailable(cache: Path) -> None:
         raise NativeUnavailable("no C++ compiler (g++, or what CXX names) on PATH")
@@ -55,7 +55,7 @@ def test_a_slower_runtime_is_a_warning_with_its_reason(
     monkeypatch.setattr("cache.semantic.embedding.native.encoder.native_library", unavailable)
     (only,) = found(capsys, "default", models_folder())
     assert only["status"] == "warning"
-    assert "ONNX Runtime" in only["summary"]
+    assert "computed by torch" in only["summary"]
     assert "g++" in only["advice"]
 
 
@@ -65,10 +65,10 @@ def test_a_model_that_is_not_there_is_a_problem(tmp_path: Path, capsys: pytest.C
     assert (only["status"], only["summary"].startswith("semantic.model: ")) == ("problem", True)
 
 
-def test_nothing_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A model without an export is looked for, and its kernels are built."""
+def test_an_unknown_model_is_only_looked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model without a reference is looked for, and the kernels are built."""
     there, kernels = found(capsys, "default", tmp_path)
-    assert (there["status"], "is exported at the first start" in there["summary"]) == ("ok", True)
+    assert (there["status"], "is compared with torch at the first start" in there["summary"]) == ("ok", True)
     assert kernels["status"] in ("ok", "warning")
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ".so"] == []
 

@@ -65,11 +65,11 @@ async def test_an_embedding_model_that_is_not_there_is_a_problem(tmp_path: Path)
     assert f"semantic.model: the folder '{tmp_path}'" in found.summary
 
 
-async def test_a_model_without_an_export_is_only_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default model is there; nothing is exported, and the compiled encoder is built or falls back."""
+async def test_a_model_without_a_reference_is_only_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default model is there; nothing is computed, and the compiled encoder is built or falls back."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
     there, native = await check_semantic_cache(Settings(semantic=SemanticSettings(mode="observe")))
-    assert (there.status, "is exported at the first start" in there.summary) == ("ok", True)
+    assert (there.status, "is compared with torch at the first start" in there.summary) == ("ok", True)
     assert (native.status, "no C++ compiler" in native.summary) == ("warning", True)
-    assert [name for _, _, names in os.walk(tmp_path) for name in names if name.endswith(".onnx")] == []
+    assert [name for _, _, names in os.walk(tmp_path) for name in names if name.endswith(".npy")] == []
