@@ -1,7 +1,6 @@
 """A model at a server with OpenAI's embeddings API: a deadline for a call, and no call while it is known to be down."""
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -15,6 +14,7 @@ import xxhash
 from cache.errors import StoreUnavailable
 from cache.semantic.embedding.encoder import Vectors, unit, well_formed
 from cache.semantic.embedding.errors import EmbeddingFailed, ModelChanged
+from cache.semantic.model_server import BadReply, endpoint, post
 from cache.stores.breaker import Breaker
 
 _PROBE = "What is the capital of France?"
@@ -39,10 +39,6 @@ class _Reply(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Reply).decode
 
 
-class _ServerFailed(Exception):
-    """The message says what was wrong with a reply, without the texts."""
-
-
 @dataclass(frozen=True, slots=True)
 class EmbeddingServer:
     """A server, and the name that its model has there.
@@ -65,44 +61,36 @@ class EmbeddingServer:
 
     @property
     def endpoint(self) -> str:
-        url = self.url.rstrip("/")
-        if url.endswith("/embeddings"):
-            return url
-        return f"{url}/embeddings" if re.search(r"/v\d+\Z", url) else f"{url}/v1/embeddings"
+        return endpoint(self.url, "embeddings")
 
     async def ask(self, session: aiohttp.ClientSession, texts: list[str]) -> Vectors:
         """Unit vectors of the texts, float32 [len(texts), dimensions]; NaN for one without a direction.
 
-        Raises EmbeddingFailed if the server refuses the texts, _ServerFailed for a reply without their vectors, and
-        what aiohttp raises.
+        Raises EmbeddingFailed if the server refuses the texts, BadReply for a reply without their vectors, and what
+        aiohttp raises.
         """
         body = {"model": self.model, "input": [well_formed(self.prompt + text) for text in texts]}
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        # A redirect would send texts and key to a host that the operator did not name.
-        async with session.post(self.endpoint, json=body, headers=headers, allow_redirects=False) as response:
-            if response.status in _REFUSALS:
-                raise EmbeddingFailed(f"{self.name} refuses these texts with status {response.status}")
-            if response.status != 200:
-                raise _ServerFailed(f"status {response.status}")
-            received = bytearray()
-            async for chunk in response.content.iter_any():
-                received += chunk
-                if len(received) > _MAX_BYTES:
-                    raise _ServerFailed("the reply is too long")
+        try:
+            received = await post(session, self.endpoint, body, headers, _MAX_BYTES)
+        except BadReply as error:
+            if error.status in _REFUSALS:
+                raise EmbeddingFailed(f"{self.name} refuses these texts with status {error.status}") from error
+            raise
         if len(received) <= _READ_AT_ONCE:
             return _vectors(received, len(texts))
         return await asyncio.to_thread(_vectors, received, len(texts))
 
 
-def _vectors(reply: bytearray, count: int) -> Vectors:
+def _vectors(reply: bytes, count: int) -> Vectors:
     try:
         rows = {each.index: each.embedding for each in _decode(reply).data}
         vectors = np.array([rows[index] for index in range(count)], np.float32)
     # ValueError: rows of unequal lengths, and bytes that are not UTF-8.
     except (msgspec.DecodeError, RecursionError, KeyError, ValueError) as error:
-        raise _ServerFailed("the reply has no embedding for each text") from error
+        raise BadReply("the reply has no embedding for each text") from error
     if vectors.ndim != 2 or not vectors.size:
-        raise _ServerFailed("the reply has empty embeddings")
+        raise BadReply("the reply has empty embeddings")
     return unit(vectors)
 
 
@@ -177,7 +165,7 @@ async def first_vector(session: aiohttp.ClientSession, server: EmbeddingServer, 
     async def probe() -> None:
         vector = (await server.ask(session, [_PROBE]))[0]
         if np.isnan(vector).any():
-            raise _ServerFailed("its vectors have no direction")
+            raise BadReply("its vectors have no direction")
         found.append(vector)
 
     breaker = _breaker(server, probe, deadline)
@@ -195,5 +183,5 @@ async def first_vector(session: aiohttp.ClientSession, server: EmbeddingServer, 
 
 
 def _breaker(server: EmbeddingServer, probe: Callable[[], Awaitable[None]], deadline: float) -> Breaker:
-    failures = (aiohttp.ClientError, _ServerFailed)
+    failures = (aiohttp.ClientError, BadReply)
     return Breaker(f"the embedding server of {server.name}", probe, failures, deadline)

@@ -8,13 +8,14 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import aiohttp
 
 from cache.errors import StoreUnavailable
 from cache.semantic.judge.answer import equal
 from cache.semantic.judge.judge import MAX_SCORE
+from cache.semantic.model_server import endpoint, post
 from cache.stores.breaker import Breaker
 
 log = logging.getLogger(__name__)
@@ -130,18 +131,9 @@ class LlmJudge:
             "max_tokens": _MAX_TOKENS,
             "stream": False,
         }
-        # A redirect would send texts and key to a host that the operator did not name.
-        async with self._session.post(self._url, json=body, headers=self._headers, allow_redirects=False) as response:
-            if response.status != 200:
-                raise ValueError(f"status {response.status}")
-            # A read may return less than requested, so the limit is on all of them together.
-            received = bytearray()
-            async for chunk in response.content.iter_any():
-                received += chunk
-                if len(received) > _MAX_BYTES:
-                    raise ValueError("the answer is too long")
+        reply = await post(self._session, self._url, body, self._headers, _MAX_BYTES)
         try:
-            return _content(json.loads(received))
+            return _content(json.loads(reply))
         except RecursionError as error:
             raise ValueError("the answer is nested too deeply") from error
 
@@ -207,10 +199,7 @@ def _endpoint(url: str, key: str) -> str:
         raise ValueError(f"the URL of the judge is {_shown(url)!r}: expected one such as http://host:8000/v1")
     if key and parts.username is not None:
         raise ValueError(f"the URL of the judge, {_shown(url)!r}, has a user and there is a key: one is right")
-    path = parts.path.rstrip("/")
-    if not path.endswith("/chat/completions"):
-        path += "/chat/completions" if re.search(r"/v\d+\Z", path) else "/v1/chat/completions"
-    return urlunsplit(parts._replace(path=path, fragment=""))
+    return endpoint(url, "chat/completions")
 
 
 def _shown(url: str) -> str:
