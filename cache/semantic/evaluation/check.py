@@ -16,7 +16,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from cache.semantic.embedding.errors import EmbeddingError, ModelUnusable, NativeUnavailable
+from cache.semantic.embedding.errors import ModelUnusable, NativeUnavailable
 from cache.semantic.embedding.load import load_encoder
 from cache.semantic.embedding.model_files import find_model
 from cache.semantic.embedding.native.build import native_library
@@ -69,8 +69,6 @@ def main(asked: Asked) -> int:
             _check_native(cache)
     except ModelUnusable as error:
         _say("problem", str(error), "do what the message says, or set semantic.mode to off")
-    except EmbeddingError as error:
-        _say("warning", f"torch computes the vectors, ten times slower: {error}", "do what the message says")
     return 0
 
 
