@@ -55,7 +55,9 @@ _POOR_JUDGE = SimulatedJudge("recall .90, false same .02", JudgeError(recall=0.9
 _OTHER_JUDGES = (
     SimulatedJudge("never errs", JudgeError()),
     SimulatedJudge("recall .95, false same .005", JudgeError(recall=0.95, false_same=0.005)),
-    SimulatedJudge("silent on 15 %, on 50 % of the hard ones", _JUDGE.error, unsure=0.15, unsure_if_hard=0.5),
+    # What a model is unsure of counts as different.
+    SimulatedJudge("unsure of 15 %, of 50 % of what differs", JudgeError(recall=0.98 * 0.85, false_same=0.01 * 0.5)),
+    SimulatedJudge("silent on 15 %", _JUDGE.error, silent=0.15),
 )
 _METHOD = """\
 Questions of the test splits, in {orders} random orders each; the posterior, its features and the ledger were chosen on

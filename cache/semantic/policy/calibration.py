@@ -12,21 +12,21 @@ from cache.semantic.policy.posterior import JudgeError
 # Of a Gamma distribution of the ratio before anything is known: wrong answers, and how many were expected.
 _PRIOR_WRONG, _PRIOR_EXPECTED = 1.04, 0.8
 _LEAST_WRONG = 0.3
-_CONFIDENCE = 0.9
-_MOST_EXPECTED = 20.0
-"""Older judgements fade beyond so many wrong answers that were expected: some ten thousands of requests."""
+_CONFIDENCE = 0.93
+_MOST_EXPECTED = 200.0
+"""Older judgements fade beyond so many wrong answers that were expected: some hundred thousand requests."""
 _LEAST = 0.25
 # A miss is no hit, however near its risk was to what is served: it counts so much of an audit.
-_MISS_WEIGHT = 0.2
+_MISS_WEIGHT = 0.4
 
 
 class Calibration:
     """Audits say how many answers were wrong of those that were served, and how many of them were expected to be. The
-    ratio has a Gamma posterior (wrong answers are rare, so their number is Poisson's); its 90 % quantile is reckoned
+    ratio has a Gamma posterior (wrong answers are rare, so their number is Poisson's); its 93 % quantile is reckoned
     with, so that few judgements leave it high and many let it come down, below 1 as well.
 
     Audits are few. Misses whose risk was a few times what is served are all judged, and show the same calibration a
-    little farther up; each counts a fifth of an audit.
+    little farther up; each counts two fifths of an audit.
 
     Args:
         judge: how often labels are wrong that do not say so themselves.

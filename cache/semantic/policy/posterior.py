@@ -13,9 +13,14 @@ from cache.semantic.policy.evidence import FEATURES
 from cache.semantic.policy.policy import Vector
 from cache.semantic.policy.state import UnusableState
 
-# Before anything is learned: likelier right the nearer, the clearer and the more agreed; and not at all sure of it. A
-# word that only the new question has makes a near-copy wrong until the traffic shows that it does not.
-_PRIOR_MEAN = (-1.0, 0.7, 0.7, 0.5, 0.0, *(0.0,) * 7, -4.0, -4.0, *(0.0,) * 4)
+# Before anything is learned, near what different streams teach: likelier right the nearer, the clearer and the more
+# agreed; and not at all sure of it. A word that only the new question has makes a near-copy wrong until the traffic
+# shows that it does not.
+_PRIOR_MEAN = (
+    *(-1.0, 0.2, 0.7, 0.5, 0.7),  # the constant, s, m, v, n
+    *(0.3, 0.0, -0.2, 0.2, 0.0, 0.6, 0.0),  # s², m², v²/4, s·v/2, m·v/2, n·v/2, s·m
+    *(-4.0, -4.0, 0.2, -0.5, 0.0, 0.0),  # replaced, inserted, overlap, novelty, and the squares of these two
+)
 _PRIOR_PRECISION = 1.0
 _MAX_LOGIT = 30.0
 _MIN_DOUBT = 1e-12

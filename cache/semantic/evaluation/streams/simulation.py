@@ -22,11 +22,10 @@ Vectors = npt.NDArray[np.float32]
 _LISTED = 512
 # Different answers with which a fresh one is compared, and how near their questions must be.
 _MAX_COMPARED, _MIN_SIMILARITY = 4, 0.5
-_HARD = 0.75
 
 
 class StreamJudge(Protocol):
-    """Says whether a fresh answer is a cached one; None if he cannot say."""
+    """Says whether a fresh answer is a cached one; None where the call has failed."""
 
     @property
     def error(self) -> JudgeError: ...
@@ -40,18 +39,15 @@ class StreamJudge(Protocol):
 class SimulatedJudge:
     """Who says whether two answers are the same, and errs as often as `error` says.
 
-    Of `unsure` of the pairs he says nothing, and of `unsure_if_hard` of those whose answers differ although their
-    questions are near.
+    Of `silent` of the pairs, whatever they are, he says nothing.
     """
 
     name: str
     error: JudgeError
-    unsure: float = 0.0
-    unsure_if_hard: float = 0.0
+    silent: float = 0.0
 
     def compare(self, asked: int, other: int, same: bool, similarity: float, chance: random.Random) -> bool | None:
-        hard = not same and similarity >= _HARD
-        if chance.random() < (self.unsure_if_hard if hard else self.unsure):
+        if chance.random() < self.silent:
             return None
         return chance.random() < (self.error.recall if same else self.error.false_same)
 

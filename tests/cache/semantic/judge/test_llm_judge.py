@@ -34,6 +34,15 @@ async def test_the_model_is_asked_at_temperature_0_about_each_answer() -> None:
         assert judge.failures == 0
 
 
+async def test_what_the_model_is_unsure_of_counts_as_different() -> None:
+    """What is hard to tell mostly differs: it is a verdict, and no failure."""
+    async with chat_server(lambda _: "UNSURE") as server, open_llm_judge(server.url, "m") as judge:
+        (score,) = await judge.compare("asked", _QUESTION, "It takes 5 days.", ["It is free."])
+        assert score is not None
+        assert score < judge.same_above
+        assert judge.failures == 0
+
+
 @pytest.mark.parametrize(
     ("fresh", "cached", "verdict", "requests"),
     [

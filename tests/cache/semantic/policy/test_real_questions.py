@@ -20,7 +20,7 @@ from cache.semantic.policy.posterior import JudgeError
 from cache.semantic.policy.vcache import VCachePolicy
 from tests.cache.semantic.policy.streams import dice
 
-ERRS = SimulatedJudge("errs and is silent", JudgeError(0.98, 0.01), unsure=0.15, unsure_if_hard=0.5)
+ERRS = SimulatedJudge("errs and is silent", JudgeError(0.98, 0.01), silent=0.15)
 SURE = SimulatedJudge("never errs", JudgeError())
 
 
