@@ -13,6 +13,7 @@ from benchmarks.harness.measurement import Figure, Row, Target
 from benchmarks.semantic.intent_data import banking77, clinc150, embedded, half_unrepeatable, sparse
 from benchmarks.semantic.peer_caches.banking import answers_of
 from benchmarks.semantic.stream_answers import AnswerJudge
+from benchmarks.semantic.vcache import serve_by_vcache
 from cache.semantic.evaluation.streams.simulation import (
     Checkpoint,
     Outcome,
@@ -22,14 +23,12 @@ from cache.semantic.evaluation.streams.simulation import (
     StreamJudge,
     best_within,
     outcome_of,
-    serve_by_policy,
     serve_by_threshold,
     serve_in_budget,
     steps_by_policy,
 )
 from cache.semantic.policy.budget import AUDIT_SHARE, BudgetPolicy
 from cache.semantic.policy.posterior import JudgeError
-from cache.semantic.policy.vcache import VCachePolicy
 from cache.semantic.wording.comparison import VETOES
 
 _DELTAS = (0.02, 0.01, 0.005)
@@ -260,12 +259,7 @@ def _gain(outcome: Outcome, static: Outcome) -> float:
 
 
 def _vcache_row(name: str, stream: Stream, orders: int) -> Row:
-    outcomes = [
-        serve_by_policy(
-            stream, stream.order(order), VCachePolicy(_COMPARED, _dice(order + 1)), _JUDGE, order, bare=True
-        )
-        for order in range(orders)
-    ]
+    outcomes = [serve_by_vcache(stream, stream.order(order), _COMPARED, _JUDGE, order) for order in range(orders)]
     return Row(
         what=f"hits of vCache: {name}, delta {_COMPARED}",
         unit="share",

@@ -305,7 +305,6 @@ def _describe_semantic(settings: Settings) -> str:
     semantic = settings.semantic
     rule = {
         "budget": f"no more than {semantic.delta:.2%} of all requests answered wrong on average",
-        "vcache": f"at most {semantic.delta:.2%} of each entry's answers wrong",
         "threshold": f"whatever is at least {semantic.threshold:g} similar, right or wrong",
     }[semantic.policy]
     return rule if semantic.mode == "on" else f"observed only; it would serve {rule}"

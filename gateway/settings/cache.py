@@ -79,11 +79,9 @@ class SemanticSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     mode: Annotated[Literal["off", "observe", "on"], Meta(description="one of off, observe and on")] = "off"
     """`observe` serves nothing and counts what it would have served; `on` serves it."""
-    policy: Annotated[
-        Literal["budget", "vcache", "threshold"], Meta(description="one of budget, vcache and threshold")
-    ] = "budget"
-    """What decides: `budget` keeps the share of wrong answers of all requests at or below `delta`, `vcache` that of
-    each entry; `threshold` serves what is at least as similar as `threshold`, without a bound on wrong answers.
+    policy: Annotated[Literal["budget", "threshold"], Meta(description="budget or threshold")] = "budget"
+    """What decides: `budget` keeps the share of wrong answers of all requests at or below `delta`; `threshold` serves
+    what is at least as similar as `threshold`, without a bound on wrong answers.
     """
     delta: Annotated[float, Meta(gt=0, le=0.5, description="a share, more than 0 and at most 0.5")] = 0.01
     """The highest share of wrong answers."""

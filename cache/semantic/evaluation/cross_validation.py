@@ -1,25 +1,23 @@
 """What the budget policy would serve of pairs that it has not learned from, and the figures of what is served."""
 
 import random
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from cache.semantic.policy.budget import WARM_LABELS, max_risk
+from cache.semantic.policy.budget import DEVIATIONS, WARM_LABELS, max_risk
 from cache.semantic.policy.evidence import evidence_of
 from cache.semantic.policy.policy import Neighbourhood, Vector
 from cache.semantic.policy.posterior import JudgeError, Posterior
+from cache.semantic.wording.comparison import Wording
 
 FOLDS = 5
 MAX_LABELS = 20_000
-"""Labels that a fold's posterior learns from at most: it has five weights, and more labels move them no more."""
+"""Labels that a fold's posterior learns from at most: it has few weights, and more labels move them no more."""
 
 _SEED = 20260
-# The posterior's risk is taken so many standard deviations too high, as the budget policy takes it.
-_DEVIATIONS = 1.0
-
-Similarities = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
 
 
@@ -52,7 +50,7 @@ def figures_of(served: Flags, same: Flags) -> Figures:
     )
 
 
-def served_by_policy(similarities: Similarities, same: Flags, allowed: Flags, delta: float) -> Flags:
+def served_by_policy(evidence: Sequence[Vector], same: Flags, allowed: Flags, delta: float) -> Flags:
     """Which pairs the budget policy serves when each is judged by what was learned from the others; bool [pairs].
 
     A file has no traffic, so this is not the policy as it lives: there each audit and each miss near a neighbour
@@ -64,12 +62,11 @@ def served_by_policy(similarities: Similarities, same: Flags, allowed: Flags, de
     labels than the live policy needs, WARM_LABELS, nothing is served.
 
     Args:
-        similarities: cosines, float32 [pairs].
+        evidence: see `features_of`, float64 [FEATURES] for each pair.
         same: whether a pair is right to serve, bool [pairs].
         delta: share of all requests that may be answered wrongly.
     """
     served = np.zeros(len(same), dtype=np.bool_)
-    evidence = [_features(similarity) for similarity in similarities.tolist()]
     order = list(range(len(same)))
     random.Random(_SEED).shuffle(order)  # noqa: S311  # a division of data, nothing secret
     for fold in range(FOLDS):
@@ -81,15 +78,17 @@ def served_by_policy(similarities: Similarities, same: Flags, allowed: Flags, de
         posterior = Posterior(JudgeError())
         for place in taught[:MAX_LABELS]:
             posterior.learn(evidence[place], bool(same[place]))
-        risks = np.array([posterior.wrong(evidence[place], _DEVIATIONS) for place in taught])
+        risks = np.array([posterior.wrong(evidence[place], DEVIATIONS) for place in taught])
         limit = _limit(risks, same[taught], delta * len(known), max_risk(delta))
         for place in asked:
-            served[place] = allowed[place] and posterior.wrong(evidence[place], _DEVIATIONS) <= limit
+            served[place] = allowed[place] and posterior.wrong(evidence[place], DEVIATIONS) <= limit
     return served
 
 
-def _features(similarity: float) -> Vector:
-    return evidence_of(Neighbourhood(("",), (similarity,), ("",))).features
+def features_of(similarity: float, wording: Wording) -> Vector:
+    """Of a pair as a question with one neighbour; nothing is known of the words of one that a guard refuses."""
+    evidence = evidence_of(Neighbourhood(("",), (similarity,), ("",)))
+    return (evidence if wording.veto else evidence.with_wording(wording.features)).features
 
 
 def _limit(risks: Vector, same: Flags, budget: float, most: float) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.semantic.embedding.encoder import Encoder
-from cache.semantic.evaluation.cross_validation import FOLDS, Flags, figures_of, served_by_policy
+from cache.semantic.evaluation.cross_validation import FOLDS, Flags, features_of, figures_of, served_by_policy
 from cache.semantic.evaluation.rows import LabelledPair
 from cache.semantic.evaluation.vectors import vectors_of
 from cache.semantic.policy.budget import WARM_LABELS
@@ -28,9 +28,10 @@ def report_on_pairs(
     `progress` is told now and then how far it is.
     """
     similarities = _similarities(pairs, encoder, progress)
-    vetoes = [compare(Text.of(pair.asked), [Text.of(pair.cached)]).veto for pair in pairs]
+    wordings = [compare(Text.of(pair.asked), [Text.of(pair.cached)]) for pair in pairs]
+    evidence = [features_of(*each) for each in zip(similarities.tolist(), wordings, strict=True)]
     same = np.array([pair.same for pair in pairs], dtype=np.bool_)
-    passed = np.array([not veto for veto in vetoes], dtype=np.bool_)
+    passed = np.array([not wording.veto for wording in wordings], dtype=np.bool_)
 
     def figures(served: Callable[[Flags], Flags]) -> dict[str, Any]:
         """Of what is `served` of the pairs that guards allow, and of all."""
@@ -40,7 +41,9 @@ def report_on_pairs(
     def above(least: float) -> Callable[[Flags], Flags]:
         return lambda allowed: allowed & (similarities >= least)
 
-    refused = [Counter(veto for veto, each in zip(vetoes, same, strict=True) if veto and each == of) for of in (1, 0)]
+    refused = [
+        Counter(w.veto for w, each in zip(wordings, same, strict=True) if w.veto and each == of) for of in (1, 0)
+    ]
     return {
         "file": file,
         "pairs": len(pairs),
@@ -48,7 +51,7 @@ def report_on_pairs(
         "negatives": int((~same).sum()),
         "model": encoder.name,
         "delta": delta,
-        "policy": figures(lambda allowed: served_by_policy(similarities, same, allowed, delta)),
+        "policy": figures(lambda allowed: served_by_policy(evidence, same, allowed, delta)),
         "static": {f"{least:.2f}": figures(above(least)) for least in THRESHOLDS},
         "refusals": {
             name: {"positives": refused[0][name], "negatives": refused[1][name]}

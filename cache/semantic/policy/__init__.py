@@ -2,7 +2,7 @@
 
 policy.py is the interface. budget.py bounds the share of wrong answers of all requests (posterior.py rates an answer,
 calibration.py corrects the ratings by judgements, ledger.py accounts for risk, audits.py draws audits, bound.py
-estimates the share, reliability.py tests the ratings);
-vcache.py and threshold.py are the policies of the literature and of other caches. Read policy.py and budget.py first.
+estimates the share, reliability.py tests the ratings); threshold.py is the policy of other caches. Read policy.py and
+budget.py first.
 Uses wording.
 """

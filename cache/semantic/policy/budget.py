@@ -23,7 +23,8 @@ WARM_LABELS = 60
 AUDIT_SHARE = 0.02
 """Share of all requests that are answered from the cache and asked upstream all the same, unless said otherwise."""
 
-_DEVIATIONS = 0.75
+DEVIATIONS = 0.75
+"""By so many standard deviations of its log odds a risk is taken too high."""
 # Figures are corrected by the errors of the judges of the latest audits.
 _NEWEST_ERROR = 0.05
 _KIND = "budget"
@@ -178,7 +179,7 @@ class BudgetPolicy:
     def _plain_risk(self, evidence: Evidence) -> float:
         """Before the correction by audits."""
         return max(
-            self.posterior.wrong(evidence.features, _DEVIATIONS), self._wrong_answer_risk.risk_of(evidence.answer)
+            self.posterior.wrong(evidence.features, DEVIATIONS), self._wrong_answer_risk.risk_of(evidence.answer)
         )
 
 

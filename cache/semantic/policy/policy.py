@@ -47,9 +47,9 @@ class Evidence(NamedTuple):
         return self._replace(features=np.concatenate((self.features[: -len(features)], features)))
 
 
-Refusal = Literal["", "none near", "warm-up", "risk", "max-risk", "similarity", "exploration"]
+Refusal = Literal["", "none near", "warm-up", "risk", "max-risk", "similarity"]
 """Why nothing is served: nothing is near, or all of it has a veto; too few judgements; a risk above the policy's limit,
-or the request's own; too little similarity; or the policy asks the upstream to learn. "" where it is served.
+or the request's own; too little similarity. "" where it is served.
 """
 
 

@@ -24,7 +24,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     model_key: str
     model_prompt: str | None
     deadline: float
-    policy: Literal["budget", "vcache", "threshold"]
+    policy: Literal["budget", "threshold"]
     delta: float
     threshold: float
     audit_share: float

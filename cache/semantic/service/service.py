@@ -32,7 +32,6 @@ from cache.semantic.normal_form.english import load as load_words
 from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.policy import Policy
 from cache.semantic.policy.threshold import ThresholdPolicy
-from cache.semantic.policy.vcache import VCachePolicy
 from cache.semantic.service.answers import Answers
 from cache.semantic.service.config import EMBEDDING, Config
 from cache.semantic.service.labels import Labels
@@ -253,8 +252,6 @@ def make_policy(config: Config, chance: random.Random) -> Policy:
     match config.policy:
         case "budget":
             return BudgetPolicy(config.delta, PRIOR_ERROR, chance, config.audit_share)
-        case "vcache":
-            return VCachePolicy(config.delta, chance)
         case "threshold":
             return ThresholdPolicy(config.threshold)
 

@@ -146,6 +146,7 @@ def test_a_size_in_bytes_is_itself(size: int) -> None:
         ("CACHE_REDIS_DEADLINE", "0", "expected seconds, more than 0 and at most ten years, got '0'"),
         ("CACHE_ENABLED", "maybe", "expected true or false, got 'maybe'"),
         ("CACHE_NAMESPACE", "cookie", "expected authorization, shared, or header:NAME, got 'cookie'"),
+        ("SEMANTIC_POLICY", "vcache", "expected budget or threshold, got 'vcache'"),
         ("CACHE_SAMPLED", "never", "expected one of reuse, variants and bypass, got 'never'"),
         ("CACHE_VARIANTS", "1", "expected a whole number from 2 to 64, got '1'"),
         ("BACKEND_DEVICE", "gpu", "expected one of auto, cpu and cuda, got 'gpu'"),

@@ -167,13 +167,6 @@ def serve_in_budget(
     return Run(steps, reached)
 
 
-def serve_by_policy(
-    stream: Stream, order: Ints, policy: Policy, judge: StreamJudge, seed: int, bare: bool = False
-) -> Outcome:
-    """The outcome of all of `steps_by_policy`."""
-    return outcome_of(list(steps_by_policy(stream, order, policy, judge, seed, bare)))
-
-
 def outcome_of(steps: Sequence[Step]) -> Outcome:
     """The shares of one step or more."""
     hits, wrong, audits = np.mean(np.array(steps, dtype=np.float64), axis=0).tolist()
@@ -186,15 +179,11 @@ def steps_by_policy(
     policy: Policy,
     judge: StreamJudge,
     seed: int,
-    bare: bool = False,
     vetoed: Callable[[str, bool], None] | None = None,
 ) -> Iterator[Step]:
     """What a policy serves: every question is weighed, compared and decided; misses are stored, and teach it.
 
     `vetoed` is told of each veto of what the policy would have served: its name, and whether that was wrong.
-
-    A `bare` cache is one for vCache: it compares no texts, and stores a question only if its answer is not that of the
-    neighbour it was compared with, so that the neighbour's entry learns from all of them.
     """
     chance = random.Random(seed)  # noqa: S311  # reproducible
     stored = np.zeros(stream.size, dtype=np.bool_)
@@ -205,7 +194,7 @@ def steps_by_policy(
         if near.size:
             around = Neighbourhood([str(n) for n in near], similarities.tolist(), list(map(str, groups[near].tolist())))
             weighed = policy.weigh(around)
-            evidence, source, veto = _compared_texts(stream, asked, near, weighed, bare)
+            evidence, source, veto = _compared_texts(stream, asked, near, weighed)
             if veto and vetoed is not None and policy.assess(weighed).serve:
                 vetoed(veto, bool(stream.answers[near[weighed.members[0]]] != stream.answers[asked]))
         decision = policy.decide(evidence)
@@ -220,7 +209,7 @@ def steps_by_policy(
             policy.learn(label)
             if decision.audit:
                 policy.settle(label)
-        if not decision.serve and not (bare and verdict):
+        if not decision.serve:
             stored[asked] = True
             groups[asked] = next((groups[other] for other, said in verdicts.items() if said), asked)
         is_wrong = decision.serve and bool(stream.answers[source] != stream.answers[asked])
@@ -250,13 +239,9 @@ def best_within(outcomes: Sequence[Outcome], wrong: float) -> Outcome:
     return max((o for o in outcomes if o.wrong <= wrong), key=lambda o: o.hits, default=Outcome(0.0, 0.0, 0.0))
 
 
-def _compared_texts(
-    stream: Stream, asked: int, near: Ints, evidence: Evidence, bare: bool
-) -> tuple[Evidence | None, int, str]:
+def _compared_texts(stream: Stream, asked: int, near: Ints, evidence: Evidence) -> tuple[Evidence | None, int, str]:
     """The evidence with that of the texts, the question that vouches; or None, -1, and the veto."""
     members = [int(near[place]) for place in evidence.members]
-    if bare:
-        return evidence, members[0], ""
     wording = compare(stream.text(asked), [stream.text(other) for other in members])
     if wording.place is None:
         return None, -1, wording.veto

@@ -1,32 +1,25 @@
-"""What every policy promises, and what the two simple ones do."""
+"""What every policy promises, and what the simple one does."""
 
 import math
 
 import pytest
 
-from cache.semantic.policy import vcache
 from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.policy import Neighbourhood, Policy
 from cache.semantic.policy.posterior import JudgeError
 from cache.semantic.policy.threshold import ThresholdPolicy
-from cache.semantic.policy.vcache import VCachePolicy
 from tests.cache.semantic.policy.streams import dice, label_of
 
 
 def make(name: str) -> Policy:
-    match name:
-        case "budget":
-            return BudgetPolicy(0.01, JudgeError(), dice())
-        case "vcache":
-            return VCachePolicy(0.01, dice())
-    return ThresholdPolicy(0.9)
+    return BudgetPolicy(0.01, JudgeError(), dice()) if name == "budget" else ThresholdPolicy(0.9)
 
 
 def one(similarity: float, entry: str = "near") -> Neighbourhood:
     return Neighbourhood([entry, "rival"], [similarity, 0.4], ["one", "other"])
 
 
-@pytest.fixture(params=["budget", "vcache", "threshold"])
+@pytest.fixture(params=["budget", "threshold"])
 def policy(request: pytest.FixtureRequest) -> Policy:
     made = make(request.param)
     truth = dice(1)
@@ -39,7 +32,7 @@ def policy(request: pytest.FixtureRequest) -> Policy:
 
 
 def test_a_near_neighbour_is_served_and_a_far_one_is_not(policy: Policy) -> None:
-    """Once it is known, or set, that near answers are right and far ones wrong; vCache spends delta on anything."""
+    """Once it is known, or set, that near answers are right and far ones wrong."""
     served = {
         similarity: sum(policy.decide(policy.weigh(one(similarity))).serve for _ in range(50))
         for similarity in (0.55, 0.7, 0.99)
@@ -85,60 +78,3 @@ def test_a_threshold_is_a_threshold() -> None:
     assert policy.decide(policy.weigh(one(0.9))).serve
     assert not policy.decide(policy.weigh(one(math.nextafter(0.9, 0.0)))).serve
     assert policy.decide(policy.weigh(one(0.9))).risk is None
-
-
-@pytest.mark.parametrize("delta", [0.05, 0.02])
-@pytest.mark.parametrize("steepness", [15.0, 60.0])
-def test_vcache_keeps_each_entrys_error(delta: float, steepness: float) -> None:
-    """Over many entries with boundaries of their own: wrong answers stay within delta, and the near ones are served."""
-    policy, truth = VCachePolicy(delta, dice(2)), dice(3)
-    requests = hits = wrong = 0
-    for entry in range(25):
-        boundary = truth.uniform(0.6, 0.9)
-        for _ in range(160):
-            evidence = policy.weigh(one(truth.uniform(0.5, 1.0), str(entry)))
-            right = truth.random() < 1 / (1 + math.exp(-steepness * (evidence.similarity - boundary)))
-            requests += 1
-            decision = policy.decide(evidence)
-            if decision.serve:
-                hits += 1
-                wrong += not right
-            else:
-                policy.learn(label_of(evidence, decision, right, "miss"))
-    assert wrong / requests <= delta
-    assert hits / requests > 0.02
-
-
-def test_vcache_knows_each_entry_by_itself() -> None:
-    """What one has shown serves no other."""
-    policy = VCachePolicy(0.05, dice())
-    for similarity in range(50, 100):
-        evidence = policy.weigh(one(similarity / 100, "known"))
-        policy.learn(label_of(evidence, policy.decide(evidence), similarity > 70, "miss"))
-    assert sum(policy.decide(policy.weigh(one(0.99, "known"))).serve for _ in range(50)) > 10
-    assert not any(policy.decide(policy.weigh(one(0.99, "new"))).serve for _ in range(50))
-
-
-def test_vcache_forgets_the_entry_that_was_labelled_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So many are known and saved, and no more; a restored one goes on in the same order."""
-    monkeypatch.setattr(vcache, "_MAX_ENTRIES", 3)
-    policy, restored = VCachePolicy(0.05, dice()), VCachePolicy(0.05, dice())
-
-    def learn(of: VCachePolicy, *entries: str) -> None:
-        for entry in entries:
-            evidence = of.weigh(one(0.9, entry))
-            of.learn(label_of(evidence, of.decide(None), True, "miss"))
-
-    def known(of: VCachePolicy) -> set[str]:
-        return {entry for entry in "abcdef" if of.decide(of.weigh(one(0.9, entry))).risk != 1.0}
-
-    learn(policy, "a", "b", "c", "a", "d")
-    assert known(policy) == {"c", "a", "d"}
-    restored.restore(policy.snapshot())
-    for each in (policy, restored):
-        learn(each, "e")
-        assert known(each) == {"a", "d", "e"}
-    assert restored.snapshot() == policy.snapshot()
-    monkeypatch.setattr(vcache, "_MAX_ENTRIES", 2)
-    restored.restore(policy.snapshot())
-    assert known(restored) == {"d", "e"}, "more than are kept now"

@@ -12,13 +12,10 @@ from cache.semantic.evaluation.streams.simulation import (
     SimulatedJudge,
     Stream,
     best_within,
-    serve_by_policy,
     serve_by_threshold,
+    serve_in_budget,
 )
-from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.posterior import JudgeError
-from cache.semantic.policy.vcache import VCachePolicy
-from tests.cache.semantic.policy.streams import dice
 
 ERRS = SimulatedJudge("errs and is silent", JudgeError(0.98, 0.01), silent=0.15)
 SURE = SimulatedJudge("never errs", JudgeError())
@@ -73,10 +70,7 @@ def test_the_nearest_are_the_nearest_of_what_is_stored() -> None:
 def test_the_budget_holds_on_questions_that_go_through_the_guards(judge: SimulatedJudge) -> None:
     """There are hits, and what is wrong of them stays within delta."""
     stream = made(20, 40, 0.7)
-    outcomes = [
-        serve_by_policy(stream, stream.order(seed), BudgetPolicy(0.02, judge.error, dice(seed)), judge, seed)
-        for seed in range(3)
-    ]
+    outcomes = [serve_in_budget(stream, stream.order(seed), seed, 0.02, judge).end.outcome for seed in range(3)]
     assert np.mean([outcome.wrong for outcome in outcomes]) <= 0.02
     assert min(outcome.hits for outcome in outcomes) > 0.1
     assert max(outcome.audits for outcome in outcomes) <= 0.02 + 5 / stream.size
@@ -93,15 +87,3 @@ def test_thresholds_trade_hits_for_wrong_answers() -> None:
     assert guarded.hits < plain[2].hits
     assert best_within(plain, plain[1].wrong).wrong <= plain[1].wrong
     assert best_within(plain, -1.0) == Outcome(0.0, 0.0, 0.0)
-
-
-def test_vcache_serves_more_where_its_entries_learn_more() -> None:
-    """Bare, the observations of an answer come together in few entries; stored one by one they are spread thin."""
-    stream = made(20, 40, 0.7)
-    bare, spread = (
-        serve_by_policy(stream, stream.order(0), VCachePolicy(0.05, dice()), SURE, 0, bare=bare)
-        for bare in (True, False)
-    )
-    assert bare.audits == spread.audits == 0.0
-    assert bare.hits > spread.hits
-    assert bare.wrong <= 0.05

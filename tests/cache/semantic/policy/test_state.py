@@ -17,12 +17,10 @@ from cache.semantic.policy.policy import Neighbourhood, Policy
 from cache.semantic.policy.posterior import JudgeError, PosteriorState
 from cache.semantic.policy.state import VERSION, UnusableState, freeze
 from cache.semantic.policy.threshold import ThresholdPolicy
-from cache.semantic.policy.vcache import VCachePolicy
 from tests.cache.semantic.policy.streams import Stream, dice, label_of, near
 
 MAKERS: dict[str, Callable[[], Policy]] = {
     "budget": lambda: BudgetPolicy(0.01, JudgeError(), dice()),
-    "vcache": lambda: VCachePolicy(0.05, dice()),
     "threshold": lambda: ThresholdPolicy(0.9),
 }
 PRIOR = PosteriorState((0.0,) * FEATURES, tuple(tuple(row) for row in np.eye(FEATURES).tolist()), 7)
@@ -120,12 +118,6 @@ def test_impossible_numbers_are_refused_although_the_checksum_is_right(broken: t
 def test_audits_that_cannot_have_been_are_refused(audited: tuple[float, float]) -> None:
     with pytest.raises(UnusableState):
         MAKERS["budget"]().restore(freeze("budget", (PRIOR, *audited, ())))
-
-
-@pytest.mark.parametrize("entry", [[[math.nan, True]], [[2.0, True]], [[0.9, True]] * 300, [[0.9]]])
-def test_observations_that_cannot_have_been_are_refused(entry: list[list[float]]) -> None:
-    with pytest.raises(UnusableState):
-        MAKERS["vcache"]().restore(freeze("vcache", ({"near": entry},)))
 
 
 def test_processes_that_hear_the_same_know_the_same() -> None:

@@ -17,15 +17,15 @@ from cache.semantic.embedding.embedder import Embedder, open_embedder
 from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.index.index import VectorIndex
 from cache.semantic.judge.embedding_judge import EmbeddingJudge
-from cache.semantic.judge.error_rates import ErrorRates, JudgedPair
+from cache.semantic.judge.error_rates import PRIOR_ERROR, ErrorRates, JudgedPair
 from cache.semantic.judge.judge import Judge
 from cache.semantic.judge.llm_judge import open_llm_judge
 from cache.semantic.judge.repeatability import is_unrepeatable
 from cache.semantic.messages import AnswerStored
 from cache.semantic.policy import state as state_module
+from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.label import Label
 from cache.semantic.policy.policy import Decision
-from cache.semantic.policy.vcache import VCachePolicy
 from cache.semantic.service import answers as answers_module
 from cache.semantic.service import learner as learner_module
 from cache.semantic.service import neighbours as neighbours_module
@@ -53,7 +53,7 @@ class Host:
 
     def __init__(self, embedder: Embedder, judge: Judge, share: float) -> None:
         self.embedder = embedder
-        self.policy = VCachePolicy(0.05, random.Random(0))  # noqa: S311 - reproducible
+        self.policy = BudgetPolicy(0.05, PRIOR_ERROR, random.Random(0))  # noqa: S311 - reproducible
         self.neighbours = Neighbours(VectorIndex(embedder.model.dimensions))
         self.errors = ErrorRates(judge.same_above)
         self.labels = Labels(self.policy, self.errors, "policy", "judge")
@@ -449,7 +449,7 @@ def test_labels_of_another_version_are_named_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A rolling update leaves as many as the stream is long: one line for each version, and a count."""
-    labels = Labels(VCachePolicy(0.05, random.Random(0)), ErrorRates(1.0), "policy", "judge")  # noqa: S311
+    labels = Labels(BudgetPolicy(0.05, PRIOR_ERROR, random.Random(0)), ErrorRates(1.0), "policy", "judge")  # noqa: S311
     for version, number in ((2, 1000), (4, 10)):
         with monkeypatch.context() as patch:
             patch.setattr(state_module, "VERSION", version)
@@ -468,7 +468,7 @@ async def test_pairs_reach_the_errors_of_other_processes() -> None:
     """Those of the same judge; and a state brings back both what the policy and what the errors have learned."""
     errors, others = ErrorRates(1.0), ErrorRates(1.0)
     pair = JudgedPair("m", "prose", "again", 3.0)
-    policy = VCachePolicy(0.05, random.Random(0))  # noqa: S311 - reproducible
+    policy = BudgetPolicy(0.05, PRIOR_ERROR, random.Random(0))  # noqa: S311 - reproducible
     here, there = Labels(policy, errors, "policy", "judge"), Labels(policy, others, "policy", "judge")
     there.take(here.encode(pair))
     here.learn(pair)
