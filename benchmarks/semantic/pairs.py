@@ -16,7 +16,7 @@ from cache.semantic.evaluation.rows import LabelledPair, UnreadableFile, read_pa
 
 PAIRS = "KEEPGATE_BENCH_PAIRS"
 _TRAPS = ROOT / "tests" / "data" / "semantic" / "finance_adversarial_pairs.csv"
-_DELTA = 0.01
+_DELTAS = (0.01, 0.005)
 _SHOWN = "0.95"
 _METHOD = f"""\
 What `keepgate eval-pairs` says of each file. The traps are pairs of questions about money that differ in one thing that
@@ -37,15 +37,19 @@ def files_of(named: str) -> list[Path]:
 def _measure(files: Sequence[Path]) -> Figure:
     encoder = load_encoder("default", models_folder())
 
-    def report(name: str, pairs: Sequence[LabelledPair]) -> Report:
-        return report_on_pairs(name, pairs, encoder, lambda done: None, _DELTA)
+    def report(name: str, pairs: Sequence[LabelledPair], delta: float) -> Report:
+        return report_on_pairs(name, pairs, encoder, lambda done: None, delta)
 
-    rows = _trap_rows(report("finance traps", traps()))
+    rows = _trap_rows(report("finance traps", traps(), _DELTAS[0]))
     for file in files:
         try:
-            rows += _rows(report(file.name, read_pairs(file)))
+            pairs = read_pairs(file)
         except UnreadableFile as error:
             raise CannotMeasure(f"{PAIRS}: {error}") from error
+        for delta in _DELTAS:
+            found = report(file.name, pairs, delta)
+            rows += _rows(f"{file.name}, policy, delta {delta}", found["policy"])
+        rows += _rows(f"{file.name}, similarity {_SHOWN}", found["static"][_SHOWN])
     return Figure(figure="semantic_pairs", title="Pairs of questions", method=_METHOD, rows=tuple(rows))
 
 
@@ -68,13 +72,13 @@ def _trap_rows(report: Report) -> list[Row]:
     ]
 
 
-def _rows(report: Report) -> list[Row]:
-    rows = []
-    for name, figures in (("policy", report["policy"]), (f"similarity {_SHOWN}", report["static"][_SHOWN])):
-        for guards in ("guards_on", "guards_off"):
-            for what in ("recall", "wrong_share_of_hits", "negatives_served"):
-                rows += _row(f"{report['file']}, {name}, {guards}: {what}", figures[guards], what)
-    return rows
+def _rows(name: str, figures: dict[str, dict[str, Any]]) -> list[Row]:
+    return [
+        row
+        for guards in ("guards_on", "guards_off")
+        for what in ("recall", "wrong_share_of_hits", "negatives_served")
+        for row in _row(f"{name}, {guards}: {what}", figures[guards], what)
+    ]
 
 
 def _row(what: str, figures: dict[str, Any], name: str) -> list[Row]:
