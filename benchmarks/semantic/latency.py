@@ -75,7 +75,7 @@ async def measure(quick: bool) -> Figure:
         beside = tuple(_beside(run) for run in runs)
         small = entries <= 10_000
         name = f"{entries:,} entries in one partition"
-        for percent, target in ((50, 3.0 if small else 8.0), (99, 8.0 if small else None)):
+        for percent, target in ((50, 3.0 if small else 6.0), (99, 8.0 if small else None)):
             rows.append(
                 Row(
                     what=f"{name}: embed, search, guards, p{percent}",
