@@ -108,6 +108,8 @@ class SemanticClient:
 
 def _send(writer: asyncio.StreamWriter, number: int, message: Question | Note) -> None:
     """Raises ConnectionError."""
+    if writer.is_closing():
+        raise ConnectionResetError("the semantic cache has gone")
     if writer.transport.get_write_buffer_size() > _MAX_UNREAD:
         raise ConnectionError("the semantic cache does not read")
     writer.write(frame(number, message))
