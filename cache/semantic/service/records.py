@@ -1,6 +1,6 @@
 """The records of the entries that the semantic cache may serve, in memory and as bytes for Redis."""
 
-import math
+import heapq
 from collections.abc import Iterator
 from itertools import islice
 from sys import intern
@@ -21,6 +21,10 @@ Vector = npt.NDArray[np.float32]
 
 _MAGIC = b"KGS1"
 _HEADER_BYTES = len(_MAGIC) + 8
+# Of a time in Unix seconds, far beyond every expiry that Redis takes in milliseconds.
+_LATEST = 1e11
+# Records that expire within the same seconds are found expired together, when these are over.
+_SPAN_SECONDS = 5.0
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -58,12 +62,13 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Records:
-    """All records by entry, the least recently used first, by normal form, and by the minute in which they expire."""
+    """All records by entry, the least recently used first, by normal form, and by when they expire."""
 
     def __init__(self) -> None:
         self._by_entry: dict[str, Record] = {}
         self._by_form: dict[int, str] = {}
-        self._by_minute: dict[float, set[str]] = {}
+        self._by_span: dict[float, set[str]] = {}
+        self._spans: list[float] = []  # a heap of all of them; of a span that is to come the set may be empty
 
     def __len__(self) -> int:
         return len(self._by_entry)
@@ -82,7 +87,10 @@ class Records:
         record = self._by_entry[record.entry] = msgspec.structs.replace(record, **shared)
         if (form := _form_of(record.partition, record.text)) is not None:
             self._by_form[form] = record.entry
-        self._by_minute.setdefault(record.expires // 60, set()).add(record.entry)
+        if (span := record.expires // _SPAN_SECONDS) not in self._by_span:
+            heapq.heappush(self._spans, span)
+            self._by_span[span] = set()
+        self._by_span[span].add(record.entry)
         return record
 
     def remove(self, entry: str) -> Record | None:
@@ -92,10 +100,7 @@ class Records:
             form = _form_of(record.partition, record.text)
             if form is not None and self._by_form.get(form) == entry:
                 del self._by_form[form]
-            expiring = self._by_minute[record.expires // 60]
-            expiring.remove(entry)
-            if not expiring:
-                del self._by_minute[record.expires // 60]
+            self._by_span[record.expires // _SPAN_SECONDS].remove(entry)
         return record
 
     def change(self, entry: str, created: float, **changes: Any) -> Record | None:
@@ -116,10 +121,12 @@ class Records:
         return next(iter(self._by_entry), None)
 
     def expired(self, now: float, most: int) -> list[str]:
-        """Up to `most` entries that have expired; they are still to be removed."""
-        due = [minute for minute in self._by_minute if minute <= now // 60]
-        entries = (entry for minute in due for entry in self._by_minute[minute])
-        return list(islice((entry for entry in entries if self._by_entry[entry].expires <= now), most))
+        """Up to `most` entries that have expired, some seconds ago maybe; they are still to be removed."""
+        while self._spans and self._spans[0] < now // _SPAN_SECONDS:
+            if entries := self._by_span[self._spans[0]]:
+                return list(islice(entries, most))
+            del self._by_span[heapq.heappop(self._spans)]
+        return []
 
     def of_same_form(self, partition: str, text: str, now: float) -> Record | None:
         """The record of a question that differs in case, white space or end punctuation at most."""
@@ -161,15 +168,16 @@ def decode_record(data: bytes, entry: str, encoder: str, dimensions: int) -> tup
         raise CorruptEntry("stored bytes fail their checksum")
     try:
         record, of_encoder, stored = msgspec.structs.astuple(_decode(payload))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        vector = np.frombuffer(stored, dtype="<f4").astype(np.float32)
+    # ValueError: a string that is not UTF-8, or a part of a number.
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise CorruptEntry(f"stored bytes do not decode: {error}") from error
     if record.entry != entry or namespace_of(record.partition) != record.namespace:
         raise CorruptEntry("stored bytes are of another entry")
-    if not (math.isfinite(record.created) and math.isfinite(record.expires)) or len(record.text) > MAX_TEXT:
+    if not (abs(record.created) < _LATEST and abs(record.expires) < _LATEST) or len(record.text) > MAX_TEXT:
         raise CorruptEntry("stored bytes are no record that this version keeps")
     if of_encoder != encoder:
         return record, None
-    vector = np.frombuffer(stored, dtype="<f4").astype(np.float32)
     if vector.shape != (dimensions,) or not abs(float(np.linalg.norm(vector)) - 1.0) < 1e-3:
         raise CorruptEntry("the vector is none of this model")
     return record, vector
