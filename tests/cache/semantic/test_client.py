@@ -1,24 +1,14 @@
 """A gateway's connection to the process of the semantic cache, when that ends connections."""
 
 import asyncio
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
-
-import uvloop
 
 from cache.errors import StoreUnavailable
 from cache.semantic.client import SemanticClient
 from cache.semantic.messages import Stats, StatsRequest, frame, from_gateway, read_frame
 
 
-def on_uvloop(work: Coroutine[Any, Any, None]) -> None:
-    """Runs on the product's loop, whose closed transports raise where asyncio's do nothing."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(work)
-
-
-def test_a_connection_that_ends_is_opened_anew(folder: Path) -> None:
+async def test_a_connection_that_ends_is_opened_anew(folder: Path) -> None:
     """Whenever it ends, a question fails as unavailable or is answered, and the service is found again."""
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -39,17 +29,14 @@ def test_a_connection_that_ends_is_opened_anew(folder: Path) -> None:
                 pass
         return answered
 
-    async def converse_often() -> None:
-        server = await asyncio.start_unix_server(converse, folder / "s")
-        client = SemanticClient(folder / "s", 5.0)
-        watching = asyncio.create_task(client.watch())
-        async with asyncio.timeout(30):
-            answered = await asyncio.gather(*(ask_often(client) for _ in range(10)))
-        assert not watching.done()
-        assert sum(answered) > 0
-        assert client.breaker.times_opened > 0
-        watching.cancel()
-        await asyncio.wait([watching])
-        server.close()
-
-    on_uvloop(converse_often())
+    server = await asyncio.start_unix_server(converse, folder / "s")
+    client = SemanticClient(folder / "s", 5.0)
+    watching = asyncio.create_task(client.watch())
+    async with asyncio.timeout(30):
+        answered = await asyncio.gather(*(ask_often(client) for _ in range(10)))
+    assert not watching.done()
+    assert sum(answered) > 0
+    assert client.breaker.times_opened > 0
+    watching.cancel()
+    await asyncio.wait([watching])
+    server.close()
