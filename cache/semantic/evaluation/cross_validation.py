@@ -75,9 +75,9 @@ def served_by_policy(evidence: Sequence[Vector], same: Flags, allowed: Flags, de
         taught = [place for place in known if allowed[place]]
         if len(taught) < WARM_LABELS:
             continue
-        posterior = Posterior(JudgeError())
+        posterior = Posterior()
         for place in taught[:MAX_LABELS]:
-            posterior.learn(evidence[place], bool(same[place]))
+            posterior.learn(evidence[place], bool(same[place]), JudgeError())
         risks = np.array([posterior.wrong(evidence[place], DEVIATIONS) for place in taught])
         limit = _limit(risks, same[taught], delta * len(known), max_risk(delta))
         for place in asked:

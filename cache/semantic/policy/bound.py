@@ -83,14 +83,13 @@ class Tally(msgspec.Struct, array_like=True):
         counts (Fay and Feuer, Statistics in Medicine 16, 1997), its quantile as Wilson and Hilferty's. Before the first
         request nothing is known, and the bound is 1; it is never more than the hits. Audits without a judgement (he was
         unsure, or the upstream failed) are taken to be like the others.
-        Of the weight that the judge calls different, (1 - recall) of the hits is taken off as his own mistakes, and the
-        rest is made up for those that he misses (Rogan and Gladen). A judge whose recall is better than said makes both
-        too low, by that times the hits.
+        The judge's own mistakes are taken off; one whose recall is better than said makes both too low, by that times
+        the hits.
         """
         if not self.requests:
             return WrongShare(0.0, 1.0)
-        estimate, upper = self._corrected(self.weight, judge), self._corrected(self._most_weight(), judge)
-        return WrongShare(estimate / self.requests, max(estimate, upper) / self.requests)
+        estimate, upper = (self._wrong(weight, judge) / self.requests for weight in (self.weight, self._most_weight()))
+        return WrongShare(estimate, max(estimate, upper))
 
     def _most_weight(self) -> float:
         """The upper bound of the weight that an audit of all hits would find."""
@@ -100,15 +99,10 @@ class Tally(msgspec.Struct, array_like=True):
             return math.inf
         return squares / weight * gamma_quantile(weight * weight / squares)
 
-    def _corrected(self, weight: float, judge: JudgeError) -> float:
+    def _wrong(self, weight: float, judge: JudgeError) -> float:
         """The wrong answers behind `weight` of judgements "different": from 0 to the hits."""
-        watched = self.hits - self.unwatched
-        if not watched:
-            # No audits: nothing was served, or any of it may be wrong.
-            return float(self.hits) if math.isinf(weight) else 0.0
         weight *= max(1.0, self.drawn / max(self.audits, 1))
-        wrong = (weight - (1.0 - judge.recall) * watched) / (judge.recall - judge.false_same)
-        return min(max(wrong, 0.0) * self.hits / watched, self.hits)
+        return self.hits * judge.wrong_among(weight / max(self.hits - self.unwatched, 1))
 
 
 class WrongAnswers:

@@ -2,21 +2,29 @@
 
 import math
 import random
-from typing import Annotated
+from dataclasses import replace
 
 import msgspec
 
 from cache.semantic.policy.audits import AuditLoad
 from cache.semantic.policy.bound import WrongAnswers
-from cache.semantic.policy.calibration import Calibration, CalibrationState
+from cache.semantic.policy.calibration import Calibration
 from cache.semantic.policy.evidence import evidence_of
 from cache.semantic.policy.label import Label
 from cache.semantic.policy.ledger import Ledger
-from cache.semantic.policy.policy import Assessment, Decision, Evidence, Neighbourhood, Refusal, RiskClassFigures
-from cache.semantic.policy.posterior import JudgeError, Posterior, PosteriorState, vector
-from cache.semantic.policy.reliability import BOUNDS, Reliability, RiskClass
+from cache.semantic.policy.policy import (
+    Assessment,
+    Decision,
+    Evidence,
+    Neighbourhood,
+    Policy,
+    Refusal,
+    RiskClassFigures,
+)
+from cache.semantic.policy.posterior import JudgeError, Posterior
+from cache.semantic.policy.reliability import Reliability
 from cache.semantic.policy.state import freeze, thaw
-from cache.semantic.policy.wrong_answer_risk import MAX_PENALTIES, Penalty, WrongAnswerRisk
+from cache.semantic.policy.wrong_answer_risk import WrongAnswerRisk
 
 WARM_LABELS = 60
 """Judgements before anything is served."""
@@ -39,7 +47,16 @@ def max_risk(delta: float) -> float:
     return min(0.5, max(0.1, 20.0 * delta))
 
 
-class BudgetPolicy:
+class Learned(msgspec.Struct, array_like=True):
+    """What is learned from labels, and saved."""
+
+    posterior: Posterior = msgspec.field(default_factory=Posterior)
+    calibration: Calibration = msgspec.field(default_factory=Calibration)
+    wrong_answers: WrongAnswerRisk = msgspec.field(default_factory=WrongAnswerRisk)
+    reliability: Reliability = msgspec.field(default_factory=Reliability)
+
+
+class BudgetPolicy(Policy):
     """Serves the safest neighbours until `delta` of all requests may have got a wrong answer.
 
     Three corrections keep the promise where a plain posterior breaks it: the risk is taken three quarters of a standard
@@ -66,19 +83,16 @@ class BudgetPolicy:
             raise ValueError(f"delta is {delta}; it must be a share of wrong answers between 0 and 1, such as 0.01.")
         self.delta = delta
         self._max_risk = max_risk(delta)
-        self.posterior = Posterior(judge)
-        self._wrong_answer_risk = WrongAnswerRisk()
-        self._judge = judge
-        self._reliability = Reliability()
+        self._usual_judge = self._judge = judge
+        self.learned = Learned()
         self.wrong_answers = WrongAnswers()
         self._ledger = Ledger(delta)
         self._load = AuditLoad(audit_share, chance)
-        self._calibration = Calibration(judge, delta, self._max_risk)
 
     @property
     def inflation(self) -> float:
         """How many times as many hits are wrong as the posterior says, by judgements or, if more, by complaints."""
-        return max(self._calibration.ratio, self._ledger.complained)
+        return max(self.learned.calibration.ratio, self._ledger.complained)
 
     def weigh(self, neighbourhood: Neighbourhood) -> Evidence:
         return evidence_of(neighbourhood)
@@ -89,26 +103,26 @@ class BudgetPolicy:
         return decision
 
     def assess(self, evidence: Evidence, max_risk: float = 1.0) -> Assessment:
-        risk = min(1.0, self.inflation * self._plain_risk(evidence))
-        limit = min(self._ledger.limit, self._max_risk, max_risk)
-        if self.posterior.labels < WARM_LABELS:
-            reason = f"it has learned from {self.posterior.labels} of the {WARM_LABELS} answers that it needs"
-            return Assessment(False, risk, reason)
-        return Assessment(
-            risk <= limit,
-            risk,
-            f"the risk {risk:.4f} is {'within' if risk <= limit else 'above'} the limit {limit:.4f}",
-        )
+        decision = self._weighed(self._plain_risk(evidence), self.inflation, max_risk)
+        if decision.refusal == "warm-up":
+            labels = self.learned.posterior.labels
+            reason = f"it has learned from {labels} of the {WARM_LABELS} answers that it needs"
+        else:
+            limit = min(decision.limit or 0.0, max_risk)
+            place = "within" if decision.serve else "above"
+            reason = f"the risk {decision.risk:.4f} is {place} the limit {limit:.4f}"
+        return Assessment(decision.serve, decision.risk, reason)
 
     def learn(self, label: Label) -> None:
-        features = vector(label.features)
-        judge = None if label.judge is None else JudgeError(*label.judge)
+        judge = self._usual_judge if label.judge is None else JudgeError(*label.judge)
+        weight = label.chance if label.source == "user" else 1.0
+        self.learned.posterior.learn(label.features, label.same, judge, weight)
+        self.learned.calibration.count(label, judge.recall, self.delta, self._max_risk)
+        self.learned.reliability.count(label)
         if label.same or label.source != "miss":
-            wrong = 1.0 if judge is None or label.source == "user" else judge.really_wrong(label.risk)
-            self._wrong_answer_risk.found(label.answer or label.entry, label.same, wrong)
-        self._calibration.count(label)
-        self.posterior.learn(features, label.same, label.chance if label.source == "user" else 1.0, judge)
-        self._reliability.count(label)
+            sure = label.judge is None or label.source == "user"
+            wrong = 1.0 if sure else judge.really_wrong(label.risk)
+            self.learned.wrong_answers.found(label.answer or label.entry, label.same, wrong)
 
     def settle(self, label: Label) -> None:
         if label.judge is not None and label.source == "audit":
@@ -118,29 +132,17 @@ class BudgetPolicy:
             self._ledger.complain()
 
     def snapshot(self) -> bytes:
-        return freeze(
-            _KIND,
-            _State(
-                self.posterior.state(),
-                self._calibration.state(),
-                self._wrong_answer_risk.state(),
-                self._reliability.state(),
-            ),
-        )
+        return freeze(_KIND, self.learned)
 
     def restore(self, state: bytes) -> None:
-        learned = thaw(state, _KIND, _State)
-        self.posterior.restore(learned.posterior)
-        self._wrong_answer_risk.restore(learned.penalties)
-        self._reliability.restore(learned.reliability)
-        self._calibration.restore(learned.calibration)
+        self.learned = thaw(state, _KIND, Learned)
 
     def figures(self) -> dict[str, float]:
         """Wrong answers are per request and as audits show; `upper` holds with 95 % confidence."""
         ever, recent = self.wrong_answers.all, self.wrong_answers.recent
         return {
             "delta": self.delta,
-            "labels": self.posterior.labels,
+            "labels": self.learned.posterior.labels,
             "inflation": self.inflation,
             "most_risk": min(self._ledger.limit, self._max_risk),
             "requests": ever.requests,
@@ -155,7 +157,7 @@ class BudgetPolicy:
         }
 
     def reliability(self) -> list[RiskClassFigures]:
-        return self._reliability.figures(self._judge)
+        return self.learned.reliability.figures(self._judge)
 
     def _decide(self, evidence: Evidence | None, max_risk: float, compares: bool) -> Decision:
         self._load.request()
@@ -165,32 +167,24 @@ class BudgetPolicy:
             return Decision(False, 1.0, inflation=inflation, refusal="none near")
         plain = self._plain_risk(evidence)
         self._ledger.request(plain, inflation)
-        risk = min(1.0, inflation * plain)
-        limit = min(self._ledger.limit, self._max_risk)
-        if self.posterior.labels < WARM_LABELS:
-            return Decision(False, risk, plain, limit=limit, inflation=inflation, refusal="warm-up")
-        if risk > min(limit, max_risk):
-            refusal: Refusal = "risk" if risk > limit else "max-risk"
-            return Decision(False, risk, plain, limit=limit, inflation=inflation, refusal=refusal)
-        self._ledger.spend(risk, plain)
+        decision = self._weighed(plain, inflation, max_risk)
+        if not decision.serve:
+            return decision
+        self._ledger.spend(inflation * plain, plain)
         chance = 1.0 if compares else self._load.chance_of(plain)
-        return Decision(True, risk, plain, compares or self._load.draw(chance), chance, limit, inflation)
+        return replace(decision, audit=compares or self._load.draw(chance), audit_chance=chance)
 
     def _plain_risk(self, evidence: Evidence) -> float:
         """Before the correction by audits."""
-        return max(
-            self.posterior.wrong(evidence.features, DEVIATIONS), self._wrong_answer_risk.risk_of(evidence.answer)
-        )
+        by_posterior = self.learned.posterior.wrong(evidence.features, DEVIATIONS)
+        return max(by_posterior, self.learned.wrong_answers.risk_of(evidence.answer))
 
-
-class _State(msgspec.Struct, frozen=True, array_like=True):
-    """What was learned."""
-
-    posterior: PosteriorState
-    calibration: CalibrationState
-    penalties: Annotated[tuple[Penalty, ...], msgspec.Meta(max_length=MAX_PENALTIES)]
-    reliability: tuple[RiskClass, ...] = ()
-
-    def __post_init__(self) -> None:
-        if len(self.reliability) not in (0, len(BOUNDS)):
-            raise ValueError(f"reliability has {len(self.reliability)} classes of risk, and not {len(BOUNDS)}")
+    def _weighed(self, plain_risk: float, inflation: float, max_risk: float) -> Decision:
+        """What is decided of a risk, before any audit is drawn."""
+        risk = min(1.0, inflation * plain_risk)
+        limit = min(self._ledger.limit, self._max_risk)
+        if self.learned.posterior.labels < WARM_LABELS:
+            refusal: Refusal = "warm-up"
+        else:
+            refusal = "risk" if risk > limit else "max-risk" if risk > max_risk else ""
+        return Decision(not refusal, risk, plain_risk, limit=limit, inflation=inflation, refusal=refusal)

@@ -1,6 +1,5 @@
 """One judgement of a cached answer: the only thing that policies learn from, and small enough to travel."""
 
-import math
 from typing import Annotated, Literal
 
 import msgspec
@@ -38,9 +37,6 @@ class Label(msgspec.Struct, frozen=True, array_like=True):
     judge: tuple[_Probability, _Probability] | None = None
 
     def __post_init__(self) -> None:
-        # A float of MessagePack may be NaN, for which the limits above say nothing.
-        if not all(map(math.isfinite, (self.similarity, self.risk, self.chance, *self.features))):
-            raise ValueError(f"label of {self.entry!r}: every number must be finite")
         if not abs(self.similarity) <= 1.001:
             raise ValueError(f"label of {self.entry!r}: similarity must be a cosine, and is {self.similarity}")
         if not all(abs(feature) <= _MAX_FEATURE for feature in self.features):

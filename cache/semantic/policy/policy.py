@@ -103,7 +103,8 @@ class Policy(Protocol):
     """Decides from numbers alone whether a neighbour's answer is served. One task uses it.
 
     What it learns from labels is the same in all processes that saw the same labels in the same order, and outlives
-    them by `snapshot`. What it spends, it keeps for itself.
+    them by `snapshot`. What it spends, it keeps for itself. One that learns nothing decides, and leaves the rest as it
+    is here.
     """
 
     def weigh(self, neighbourhood: Neighbourhood) -> Evidence:
@@ -128,24 +129,24 @@ class Policy(Protocol):
 
         Raises UnusableState for one that this policy cannot use, and has then learned nothing.
         """
-        ...
+        return
 
     def settle(self, label: Label) -> None:
         """Book a judgement of what this very process has served: an audit, or a user's complaint; beside `learn`."""
-        ...
+        return
 
     def snapshot(self) -> bytes:
         """What was learned, for `restore` of the same policy in this process or another."""
-        ...
+        return b""
 
     def restore(self, state: bytes) -> None:
         """Take over what was learned. Raises UnusableState, and is then as before."""
-        ...
+        return
 
     def figures(self) -> dict[str, float]:
         """What an operator may want to see of it, by name."""
-        ...
+        return {}
 
     def reliability(self) -> list[RiskClassFigures]:
         """What was predicted and what judgements have shown, by classes of risk; empty where no budget is kept."""
-        ...
+        return []

@@ -1,7 +1,6 @@
 """The probability that the neighbours' answer is right, learned from one judgement at a time."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -59,63 +58,68 @@ class JudgeError:
         wrong = risk * (1.0 - self.false_same)
         return wrong / max(wrong + (1.0 - risk) * (1.0 - self.recall), _MIN_DOUBT)
 
+    def wrong_among(self, different: float) -> float:
+        """The share of wrong answers behind a share that is called different (Rogan and Gladen)."""
+        return min(1.0, max(0.0, (different - (1.0 - self.recall)) / (self.recall - self.false_same)))
+
     def says_same(self, probability: float) -> float:
         """How often answers that are the same with `probability` are called the same."""
         return self.false_same + (self.recall - self.false_same) * probability
 
 
-class Posterior:
+class Posterior(msgspec.Struct, array_like=True, eq=False):
     """Bayesian logistic regression with a Gaussian over its weights, updated label by label.
 
     One model serves all entries of a deployment (what one entry saw alone is too little), and it starts from a broad
     prior in each, because what is learned from one deployment's questions is wrong for another's. Labels come from a
     judge who errs, so that a label is seen as the noisy one it is: the likelihood of "same" is
     `false_same + (recall - false_same) * sigmoid(weights . features)`.
+
+    `mean` is float64 [FEATURES], `covariance` float64 [FEATURES, FEATURES], `labels` how many it was learned from.
+    Raises ValueError unless that is a Gaussian, and no wider than the prior.
     """
 
-    def __init__(self, judge: JudgeError) -> None:
-        self.labels = 0
-        self._judge = judge
-        self._mean: Vector = np.array(_PRIOR_MEAN)
-        self._covariance: npt.NDArray[np.float64] = np.eye(FEATURES) / _PRIOR_PRECISION
+    mean: Vector = msgspec.field(default_factory=lambda: np.array(_PRIOR_MEAN))
+    covariance: Vector = msgspec.field(default_factory=lambda: np.eye(FEATURES) / _PRIOR_PRECISION)
+    labels: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+    def __post_init__(self) -> None:
+        if self.mean.shape != (FEATURES,) or self.covariance.shape != (FEATURES, FEATURES):
+            raise ValueError(f"mean and covariance must be of {FEATURES} features")
+        if not np.allclose(self.covariance, self.covariance.T, rtol=1e-6, atol=1e-12):
+            raise ValueError("covariance must be symmetric")
+        widths = np.linalg.eigvalsh(self.covariance)
+        if not 0.0 < widths[0] <= widths[-1] <= 1.000001 / _PRIOR_PRECISION:
+            raise ValueError("covariance must be positive definite, and no wider than before anything was learned")
 
     def wrong(self, features: Vector, deviations: float) -> float:
         """The probability that the answer is wrong, taken so many standard deviations of the log odds too high."""
-        logit = float(self._mean @ features)
-        spread = math.sqrt(float(features @ self._covariance @ features))
+        logit = float(self.mean @ features)
+        spread = math.sqrt(float(features @ self.covariance @ features))
         return 1.0 - _sigmoid(logit - deviations * spread)
 
-    def learn(self, features: Vector, same: bool, weight: float = 1.0, judge: JudgeError | None = None) -> None:
-        """Take over one judgement: whether the right answer was the one that `features` speak for.
+    def learn(self, told: npt.ArrayLike, same: bool, judge: JudgeError, weight: float = 1.0) -> None:
+        """Take over one judgement: whether the right answer was the one that the features `told` speak for.
 
-        `weight` is how much of a label it is, [0, 1]; `judge` who judged, if not the usual one. Raises UnusableState,
-        and has learned nothing, where what would be learned is not finite.
+        `weight` is how much of a label it is, [0, 1]; `judge` who judged. Raises UnusableState, and has learned
+        nothing, where the features are others, or what would be learned is not finite.
         """
-        carried = self._covariance @ features
+        features = np.asarray(told, dtype=np.float64)
+        if features.shape != (FEATURES,):
+            raise UnusableState(f"a label has {features.size} features; this policy judges by {FEATURES}")
+        carried = self.covariance @ features
         spread = float(features @ carried)
-        logit = float(self._mean @ features)
-        judge = judge or self._judge
-        pull = self._pull(logit, spread, same, weight, judge)
-        mean = self._mean + carried * pull
+        logit = float(self.mean @ features)
+        pull = _pull(logit, spread, same, weight, judge)
+        mean = self.mean + carried * pull
         information = weight * _slopes(logit + spread * pull, same, judge)[1]
-        covariance = self._covariance - np.outer(carried, carried) * (information / (1.0 + information * spread))
+        covariance = self.covariance - np.outer(carried, carried) * (information / (1.0 + information * spread))
         if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
             raise UnusableState("a label has features with which nothing finite can be learned")
-        self._mean, self._covariance = mean, covariance
+        self.mean, self.covariance = mean, covariance
         self.labels += 1
         if self.labels % _FORGET_EVERY == 0:
             self._forget()
-
-    def state(self) -> "PosteriorState":
-        """What was learned."""
-        covariance = tuple(tuple(row) for row in self._covariance.tolist())
-        return PosteriorState(tuple(self._mean.tolist()), covariance, self.labels)
-
-    def restore(self, state: "PosteriorState") -> None:
-        """Take over what was learned."""
-        self._mean = np.array(state.mean)
-        self._covariance = np.array(state.covariance)
-        self.labels = state.labels
 
     def _forget(self) -> None:
         """Let the precision fade toward that of the prior, and no further (Kulhavy and Zarrop's stabilized forgetting).
@@ -123,25 +127,25 @@ class Posterior:
         It keeps the covariance symmetric and positive definite as well, whatever the updates have rounded.
         """
         kept = 1.0 - _FORGET_EVERY / _MEMORY
-        precision = kept * np.linalg.inv(self._covariance) + (1.0 - kept) * _PRIOR_PRECISION * np.eye(FEATURES)
+        precision = kept * np.linalg.inv(self.covariance) + (1.0 - kept) * _PRIOR_PRECISION * np.eye(FEATURES)
         covariance = np.linalg.inv(precision)
-        self._covariance = (covariance + covariance.T) / 2
+        self.covariance = (covariance + covariance.T) / 2
 
-    @staticmethod
-    def _pull(logit: float, spread: float, same: bool, weight: float, judge: JudgeError) -> float:
-        """How far along its features a label moves the weights: to where the prior pulls back as hard.
 
-        That is the most likely weights given the label, which a step by the slope where the weights are now can miss
-        by far.
-        """
-        low, high = (0.0, 1.0) if same else (-1.0, 0.0)
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            if weight * _slopes(logit + spread * middle, same, judge)[0] > middle:
-                low = middle
-            else:
-                high = middle
-        return (low + high) / 2
+def _pull(logit: float, spread: float, same: bool, weight: float, judge: JudgeError) -> float:
+    """How far along its features a label moves the weights: to where the prior pulls back as hard.
+
+    That is the most likely weights given the label, which a step by the slope where the weights are now can miss
+    by far.
+    """
+    low, high = (0.0, 1.0) if same else (-1.0, 0.0)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if weight * _slopes(logit + spread * middle, same, judge)[0] > middle:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
 
 
 def _slopes(logit: float, same: bool, judge: JudgeError) -> tuple[float, float]:
@@ -151,38 +155,6 @@ def _slopes(logit: float, same: bool, judge: JudgeError) -> tuple[float, float]:
     slope = (judge.recall - judge.false_same) * right * (1.0 - right)
     doubt = max(said * (1.0 - said), _MIN_DOUBT)
     return slope / doubt * (same - said), slope * slope / doubt
-
-
-_Row = Annotated[tuple[float, ...], msgspec.Meta(min_length=FEATURES, max_length=FEATURES)]
-
-
-class PosteriorState(msgspec.Struct, frozen=True, array_like=True):
-    """The Gaussian over the weights, and how many labels it was learned from.
-
-    Raises ValueError unless it is one: finite, and the covariance symmetric, positive definite and no wider than the
-    prior's.
-    """
-
-    mean: _Row
-    covariance: Annotated[tuple[_Row, ...], msgspec.Meta(min_length=FEATURES, max_length=FEATURES)]
-    labels: Annotated[int, msgspec.Meta(ge=0)]
-
-    def __post_init__(self) -> None:
-        mean, covariance = np.array(self.mean), np.array(self.covariance)
-        if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
-            raise ValueError("mean and covariance must be finite")
-        if not np.allclose(covariance, covariance.T, rtol=1e-6, atol=1e-12):
-            raise ValueError("covariance must be symmetric")
-        widths = np.linalg.eigvalsh(covariance)
-        if not 0.0 < widths[0] <= widths[-1] <= 1.000001 / _PRIOR_PRECISION:
-            raise ValueError("covariance must be positive definite, and no wider than before anything was learned")
-
-
-def vector(features: Sequence[float]) -> Vector:
-    """The features of a label, float64 [FEATURES]. Raises UnusableState if it has others."""
-    if len(features) != FEATURES:
-        raise UnusableState(f"a label has {len(features)} features; this policy judges by {FEATURES}")
-    return np.array(features)
 
 
 def _sigmoid(logit: float) -> float:

@@ -2,7 +2,6 @@
 
 import bisect
 import math
-from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -29,7 +28,7 @@ class RiskClass(msgspec.Struct, array_like=True):
     `weight` and `squares` are the sums of the weights and of their squares, `risk` that of weights times predicted
     risks, `different` that of the weights of labels that were not the same.
 
-    Raises ValueError where a number is none of these.
+    Raises ValueError where the parts are more than the whole.
     """
 
     labels: _Count = 0
@@ -40,15 +39,13 @@ class RiskClass(msgspec.Struct, array_like=True):
     different: _Sum = 0.0
 
     def __post_init__(self) -> None:
-        if not all(map(math.isfinite, (self.weight, self.squares, self.risk, self.different))):
-            raise ValueError("every sum of a class of risk must be finite")
         if max(self.risk, self.different) > self.weight * 1.000001 or self.audits > self.labels:
             raise ValueError("a class of risk has parts that are more than the whole")
         if self.labels and not (self.weight > 0.0 and self.squares > 0.0):
             raise ValueError("a class of risk has labels without a weight")
 
 
-class Reliability:
+class Reliability(msgspec.Struct, array_like=True):
     """Counts labels by what was predicted for them, before they are learned from.
 
     A label's risk was predicted without knowledge of it, so this is a test on data that the posterior had not seen.
@@ -57,13 +54,14 @@ class Reliability:
     4,096 labels, so that the newest ones count most.
     """
 
-    def __init__(self) -> None:
-        self._classes = [RiskClass() for _ in BOUNDS]
+    classes: Annotated[list[RiskClass], msgspec.Meta(min_length=len(BOUNDS), max_length=len(BOUNDS))] = msgspec.field(
+        default_factory=lambda: [RiskClass() for _ in BOUNDS]
+    )
 
     def count(self, label: Label) -> None:
         if label.source == "user":
             return
-        found = self._classes[bisect.bisect_left(BOUNDS, label.risk)]
+        found = self.classes[bisect.bisect_left(BOUNDS, label.risk)]
         weight = 1.0 / max(label.chance, 1.0 / _HALVED_AT) if label.source == "audit" else 1.0
         found.labels += 1
         found.audits += label.source == "audit"
@@ -76,18 +74,11 @@ class Reliability:
                 value = getattr(found, name)
                 setattr(found, name, value // 2 if isinstance(value, int) else value / 2)
 
-    def state(self) -> tuple[RiskClass, ...]:
-        return tuple(self._classes)
-
-    def restore(self, state: Sequence[RiskClass]) -> None:
-        """Take over what was counted. An empty state is that of a version which did not count."""
-        self._classes = list(state) or [RiskClass() for _ in BOUNDS]
-
     def figures(self, judge: JudgeError) -> list[RiskClassFigures]:
-        """The classes that have labels, the safest first; the judge's own mistakes are taken off (Rogan and Gladen)."""
+        """The classes that have labels, the safest first; the judge's own mistakes are taken off."""
         return [
             _figures(above, up_to, found, judge)
-            for above, up_to, found in zip((0.0, *BOUNDS), BOUNDS, self._classes, strict=False)
+            for above, up_to, found in zip((0.0, *BOUNDS), BOUNDS, self.classes, strict=False)
             if found.labels
         ]
 
@@ -101,9 +92,9 @@ def _figures(above: float, up_to: float, found: RiskClass, judge: JudgeError) ->
         labels=found.labels,
         audits=found.audits,
         predicted=found.risk / found.weight,
-        observed=_corrected(share, judge),
-        low=_corrected(low, judge),
-        high=_corrected(high, judge),
+        observed=judge.wrong_among(share),
+        low=judge.wrong_among(low),
+        high=judge.wrong_among(high),
     )
 
 
@@ -113,8 +104,3 @@ def _interval(share: float, number: float) -> tuple[float, float]:
     middle = (share + square / 2) / (1 + square)
     half = math.sqrt(share * (1 - share) * square + square * square / 4) / (1 + square)
     return max(0.0, middle - half), min(1.0, middle + half)
-
-
-def _corrected(different: float, judge: JudgeError) -> float:
-    """The share of wrong answers behind a share of judgements "different"."""
-    return min(1.0, max(0.0, (different - (1.0 - judge.recall)) / (judge.recall - judge.false_same)))

@@ -1,8 +1,10 @@
 """How the state of a policy, and a label, are written down: named, versioned, and checked when they are read."""
 
+import math
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 import xxhash
 
 from cache.errors import CacheError
@@ -21,7 +23,7 @@ class _Frame(msgspec.Struct, frozen=True, array_like=True):
     content: msgspec.Raw
 
 
-_encoder = msgspec.msgpack.Encoder()
+_encoder = msgspec.msgpack.Encoder(enc_hook=np.ndarray.tolist)
 _frames = msgspec.msgpack.Decoder(_Frame)
 
 
@@ -32,7 +34,10 @@ def freeze(kind: str, content: Any) -> bytes:
 
 
 def thaw(data: bytes, kind: str, of: type[T]) -> T:
-    """The inverse of `freeze`. Raises UnusableState for anything that this version did not write as `kind`."""
+    """The inverse of `freeze`. Raises UnusableState for anything that this version did not write as `kind`.
+
+    No number of it is NaN or infinite: limits of msgspec let NaN pass. Arrays are of float64, and of any shape.
+    """
     start = len(_MAGIC) + _DIGEST_BYTES
     if data[: len(_MAGIC)] != _MAGIC:
         raise UnusableState(f"{kind}: these bytes are no state of a policy; expected is what freeze() wrote.")
@@ -44,9 +49,17 @@ def thaw(data: bytes, kind: str, of: type[T]) -> T:
             raise OtherVersion(kind, frame.version)
         if frame.kind != kind:
             raise UnusableState(f"{kind}: this is the state of {frame.kind!r}.")
-        return msgspec.msgpack.decode(frame.content, type=of)
+        if not _is_finite(msgspec.msgpack.decode(frame.content)):
+            raise UnusableState(f"{kind}: every number must be finite")
+        return msgspec.msgpack.decode(frame.content, type=of, dec_hook=lambda _, value: np.array(value, np.float64))
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise UnusableState(f"{kind}: {error}") from error
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, (dict, list)):
+        return all(map(_is_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 class UnusableState(CacheError):

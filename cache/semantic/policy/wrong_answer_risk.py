@@ -1,7 +1,5 @@
 """The risk of answers that were found wrong: they are not served again until fresh answers confirm them."""
 
-from collections import OrderedDict
-from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -10,10 +8,11 @@ MAX_PENALTIES = 4096
 
 _NEGLIGIBLE = 0.3
 
-Penalty = tuple[Annotated[str, msgspec.Meta(max_length=512)], Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]]
+_Name = Annotated[str, msgspec.Meta(max_length=512)]
+_Penalty = Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]
 
 
-class WrongAnswerRisk:
+class WrongAnswerRisk(msgspec.Struct, array_like=True):
     """How often each answer was found wrong, by audits and by users; each time that it was right halves it.
 
     The posterior rates kinds of questions, not answers, and so learns too late of a popular answer that has become
@@ -22,12 +21,12 @@ class WrongAnswerRisk:
     only the answers served to that user.
     """
 
-    def __init__(self) -> None:
-        self._penalties: OrderedDict[str, float] = OrderedDict()
+    penalties: Annotated[dict[_Name, _Penalty], msgspec.Meta(max_length=MAX_PENALTIES)] = {}
+    """By answer, the oldest first."""
 
     def risk_of(self, answer: str) -> float:
         """The least probability that it is wrong."""
-        penalty = self._penalties.get(answer, 0.0)
+        penalty = self.penalties.get(answer, 0.0)
         return penalty / (penalty + 1.0)
 
     def found(self, answer: str, same: bool, wrong: float = 1.0) -> None:
@@ -35,17 +34,11 @@ class WrongAnswerRisk:
 
         `wrong` is the probability that one called different is wrong, since the judge errs.
         """
-        if not same and (wrong >= _NEGLIGIBLE or answer in self._penalties):
-            self._penalties[answer] = self._penalties.get(answer, 0.0) + wrong
-            if len(self._penalties) > MAX_PENALTIES:
-                self._penalties.popitem(last=False)
-        elif same and answer in self._penalties:
-            self._penalties[answer] /= 2
-            if self._penalties[answer] < _NEGLIGIBLE:
-                del self._penalties[answer]
-
-    def state(self) -> tuple[Penalty, ...]:
-        return tuple(self._penalties.items())
-
-    def restore(self, state: Sequence[Penalty]) -> None:
-        self._penalties = OrderedDict(state)
+        if not same and (wrong >= _NEGLIGIBLE or answer in self.penalties):
+            self.penalties[answer] = self.penalties.get(answer, 0.0) + wrong
+            if len(self.penalties) > MAX_PENALTIES:
+                del self.penalties[next(iter(self.penalties))]
+        elif same and answer in self.penalties:
+            self.penalties[answer] /= 2
+            if self.penalties[answer] < _NEGLIGIBLE:
+                del self.penalties[answer]

@@ -139,7 +139,7 @@ def test_blame_is_bounded() -> None:
     wrong_answer_risk = WrongAnswerRisk()
     for number in range(MAX_PENALTIES + 10):
         wrong_answer_risk.found(str(number), False)
-    assert len(wrong_answer_risk.state()) == MAX_PENALTIES
+    assert len(wrong_answer_risk.penalties) == MAX_PENALTIES
     assert wrong_answer_risk.risk_of("0") == 0.0
     assert wrong_answer_risk.risk_of(str(MAX_PENALTIES)) == 0.5
 

@@ -1,5 +1,6 @@
 """The budget holds on streams whose questions are made, and is spent on the safest hits."""
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -163,7 +164,7 @@ def test_a_complaint_counts_by_its_chance_of_having_been_an_audit() -> None:
     audit = Label("audited", 0.95, features, False, "audit", 0.0, 0.05)
     nothing, complaints, audited = taught(), taught(*[complaint] * 20), taught(audit)
     assert complaints.inflation == nothing.inflation
-    risks = [policy.posterior.wrong(near(0.95).features, 0.0) for policy in (nothing, complaints, audited)]
+    risks = [policy.learned.posterior.wrong(near(0.95).features, 0.0) for policy in (nothing, complaints, audited)]
     assert risks[0] < risks[1] < 2.5 * risks[2]
 
 
@@ -221,3 +222,14 @@ def test_figures_are_corrected_by_the_errors_of_the_judges() -> None:
             policy.settle(label)
     assert believed.figures()["wrong"] == pytest.approx(0.4, abs=0.01)
     assert known.figures()["wrong"] < 0.02
+
+
+def test_each_label_is_as_sure_as_who_judged_it() -> None:
+    """The same judgements teach as much whether their judge's error comes with each of them or is that of all."""
+    judge = JudgeError(0.7, 0.05)
+    of_all, of_each = BudgetPolicy(0.01, judge, dice()), BudgetPolicy(0.01, JudgeError(), dice())
+    for same in (True, False, True, True):
+        label = label_of(near(0.9), of_all.decide(near(0.9)), same, "miss")
+        of_all.learn(label)
+        of_each.learn(msgspec.structs.replace(label, judge=(judge.recall, judge.false_same)))
+    assert of_each.snapshot() == of_all.snapshot()

@@ -3,14 +3,14 @@
 import math
 import random
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.semantic.policy.calibration import Calibration, CalibrationState
+from cache.semantic.policy.calibration import Calibration
 from cache.semantic.policy.label import Label, Source
 from cache.semantic.policy.posterior import JudgeError
+from cache.semantic.policy.state import UnusableState, freeze, thaw
 
 SURE = JudgeError()
 
@@ -21,10 +21,11 @@ def judged(same: bool, risk: float = 0.01, source: Source = "audit") -> Label:
 
 def after(audits: int, wrong: float, risk: float = 0.01, judge: JudgeError = SURE, seed: int = 1) -> float:
     """The ratio after audits of answers with this risk, of which a share was wrong."""
-    calibration, chance = Calibration(judge, 0.01, 0.2), random.Random(seed)  # noqa: S311  # reproducible
+    calibration, chance = Calibration(), random.Random(seed)  # noqa: S311  # reproducible
     for _ in range(audits):
         same = chance.random() >= wrong
-        calibration.count(judged(chance.random() < (judge.recall if same else judge.false_same), risk))
+        said = chance.random() < (judge.recall if same else judge.false_same)
+        calibration.count(judged(said, risk), judge.recall, 0.01, 0.2)
     return calibration.ratio
 
 
@@ -58,32 +59,29 @@ def test_the_judges_own_mistakes_are_taken_off() -> None:
 
 def test_misses_near_the_limit_count_a_little() -> None:
     """Others, and complaints, do not."""
-    calibration = Calibration(SURE, 0.01, 0.2)
+    calibration = Calibration()
     before = calibration.ratio
     for label in (judged(False, 0.3, "miss"), judged(False, 0.005, "miss"), judged(False, 0.05, "user")):
-        calibration.count(label)
+        calibration.count(label, 1.0, 0.01, 0.2)
     assert calibration.ratio == before
-    calibration.count(judged(False, 0.05, "miss"))
+    calibration.count(judged(False, 0.05, "miss"), 1.0, 0.01, 0.2)
     of_miss = calibration.ratio
-    calibration.count(judged(False, 0.05, "audit"))
+    calibration.count(judged(False, 0.05, "audit"), 1.0, 0.01, 0.2)
     assert 0 < of_miss - before < (calibration.ratio - of_miss) / 2
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 1), st.sampled_from(["audit", "miss", "user"])), max_size=60))
 def test_it_is_always_a_number_and_survives_its_state(labels: list[tuple[bool, float, Source]]) -> None:
     """At least the least, and the same when it is restored."""
-    calibration = Calibration(JudgeError(0.8, 0.1), 0.01, 0.2)
+    calibration = Calibration()
     for same, risk, source in labels:
-        calibration.count(judged(same, risk, source))
+        calibration.count(judged(same, risk, source), 0.8, 0.01, 0.2)
     assert 0.25 <= calibration.ratio < math.inf
-    state = msgspec.msgpack.decode(msgspec.msgpack.encode(calibration.state()), type=CalibrationState)
-    restored = Calibration(JudgeError(0.8, 0.1), 0.01, 0.2)
-    restored.restore(state)
-    assert restored.ratio == calibration.ratio
+    assert thaw(freeze("calibration", calibration), "calibration", Calibration) == calibration
 
 
 @pytest.mark.parametrize("state", [(math.nan, 1.0), (1.0, math.nan), (1.0, 0.1), (-1.0, 1.0), (1.0, 1e9)])
 def test_an_impossible_state_is_refused(state: tuple[float, float]) -> None:
     """Not finite, less than was known before anything came, or more than is remembered."""
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=CalibrationState)
+    with pytest.raises(UnusableState, match=r"finite|`float` "):
+        thaw(freeze("calibration", state), "calibration", Calibration)
