@@ -70,7 +70,7 @@ class Labels:
             if judge == self._judge:
                 self.errors.restore(errors)
             self.policy.restore(policy)
-        except (msgspec.DecodeError, UnusableState) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, UnusableState) as error:
             self.errors.restore(before)
             log.warning("beginning anew: what is in redis cannot be used: %s", error)
             return False

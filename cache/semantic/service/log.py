@@ -267,5 +267,5 @@ class RecordLog:
 def _event(fields: Fields) -> Event | None:
     try:
         return _decode(fields.get(b"event", b""))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

@@ -482,4 +482,5 @@ async def test_pairs_reach_the_errors_of_other_processes() -> None:
     assert with_a_model.restore(here.snapshot())
     assert with_a_model.errors.figures() == [], "another judge has other errors"
     assert not restarted.restore(b"damaged")
+    assert not restarted.restore(b"\x93\xc4\x00\xa1\xff\xc4\x00"), "a name that is not UTF-8"
     assert restarted.errors.figures() == errors.figures()

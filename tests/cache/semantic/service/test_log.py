@@ -1,0 +1,25 @@
+"""The log of shared records, on a real Valkey."""
+
+import msgspec
+import redis.asyncio
+
+from cache.semantic.service.log import Event, RecordLog
+from cache.stores.encryption import encryption_with
+from cache.stores.redis_store import open_topology
+from tests.cache.valkey import Valkey
+
+LOG = "keepgate:semantic:log"
+
+
+async def test_events_of_other_versions_are_passed_over(valkey: Valkey, raw: redis.asyncio.Redis) -> None:
+    """Whatever stands in the stream is an event or None, with its position; more parts than known are skipped."""
+    event = Event("x", 1, "put", "a.1")
+    known = msgspec.msgpack.encode(event)
+    deep = b"\x91" * 100_000 + b"\xc0"
+    for data in (known, b"\x96" + known[1:] + b"\xc0", b"\x96" + known[1:] + deep, deep, b"", b"\x95\xa1\xff"):
+        await raw.xadd(LOG, {"event": data})
+    await raw.xadd(LOG, {"what": "?"})
+    async with open_topology(valkey.url) as topology:
+        read = await RecordLog(topology, "encoder", 4, encryption_with(())).since("0-0")
+    assert [found for _, found in read] == [event, event, None, None, None, None, None]
+    assert sorted(position for position, _ in read) == [position for position, _ in read]
