@@ -63,12 +63,14 @@ class Sharing:
         """Runs for as long as the cache is used; what cannot be read now is read when Redis is back."""
         while True:
             try:
+                await self._log.make_room(self._labels.name)
                 if not self.loaded:
                     await self._load()
-                await self._apply(await self._log.since(self._position))
-                if time.monotonic() - self._saved[1] >= _SAVE_SECONDS:
-                    await self.save()
-                    await self._log.sweep()
+                while True:
+                    await self._apply(await self._log.since(self._position))
+                    if time.monotonic() - self._saved[1] >= _SAVE_SECONDS:
+                        await self.save()
+                        await self._log.sweep()
             except StoreUnavailable:
                 await self._log.wait_available()
 
@@ -81,7 +83,6 @@ class Sharing:
 
     async def _load(self) -> None:
         """In this order: an event that comes while records are read is applied after them."""
-        await self._log.make_room(self._labels.name)
         learned = await self._log.learned(self._labels.name)
         if learned is not None and self._labels.restore(learned[1]):
             self._position = learned[0]

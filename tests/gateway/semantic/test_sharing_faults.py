@@ -145,6 +145,23 @@ async def test_an_invalid_policy_state_is_a_cold_start(
     assert not [line for line in said if "unavailable" in line]
 
 
+async def test_keys_of_another_type_are_replaced_later_too(
+    semantic: SemanticStage, mock: MockUpstream, valkey: Valkey, raw: redis.asyncio.Redis
+) -> None:
+    """A stream that becomes a string while it is read is replaced, and what comes then is shared."""
+    one, other = [await semantic.gateway(mock, redis=valkey.url) for _ in range(2)]
+    for client in (one, other):
+        await until_figure(client, "loaded", True)
+    await raw.set(LOG, b"x")
+
+    async def is_replaced() -> bool:
+        return await raw.type(LOG) != b"string"
+
+    await until(is_replaced)
+    await one.post(chat(ASKED))
+    await until_known(other, 1)
+
+
 async def test_keys_of_another_type_are_replaced_at_the_start(
     semantic: SemanticStage, mock: MockUpstream, valkey: Valkey, raw: redis.asyncio.Redis
 ) -> None:
