@@ -74,7 +74,7 @@ class Neighbours:
 
     async def remove(self, entries: Collection[str]) -> None:
         gone = [record for entry in entries if (record := self.records.remove(entry)) is not None]
-        self._removed(entries)
+        self._removed(frozenset(entries))
         if gone:
             await self._run(self._drop, gone)
 
