@@ -187,6 +187,7 @@ class Embedder:
         self._began = time.monotonic()
         try:
             vectors = await self.model.encode([each.text for each in batch])
+            found = list(zip(batch, vectors, strict=True))
         except asyncio.CancelledError:
             _fail(batch, EmbeddingFailed("the embedder is closed"))
             raise
@@ -195,7 +196,7 @@ class Embedder:
         except Exception as error:  # noqa: BLE001  Runtimes raise any exception; each caller gets it.
             _fail(batch, EmbeddingFailed(f"the embedding model failed: {type(error).__name__}"), error)
         else:
-            for each, vector in zip(batch, vectors, strict=True):
+            for each, vector in found:
                 if not np.isfinite(vector).all():
                     _fail([each], EmbeddingFailed("the embedding model gives no direction for this text"))
                 elif not each.vector.done():

@@ -33,7 +33,7 @@ class Gate:
             raise RuntimeError("no such kernel: poison")
         vectors = self._encoder.encode(texts)
         vectors[[text == "nowhere" for text in texts]] = np.nan
-        return vectors
+        return vectors[: -1 if "one too few" in texts else None]
 
     async def reached(self) -> None:
         """Wait until a call has begun."""
@@ -152,6 +152,16 @@ async def test_a_fault_of_the_model_reaches_each_caller_of_its_batch(gate: Gate)
         await first[0]
         for task in harmed:
             with pytest.raises(EmbeddingFailed, match=r"^the embedding model failed: RuntimeError$"):
+                await task
+        assert (await embedder.embed("after")).shape == (embedder.model.dimensions,)
+
+
+async def test_a_model_that_gives_too_few_vectors_fails_its_batch(gate: Gate) -> None:
+    """A model whose result lacks a vector fails for all texts of the batch, and computes later ones."""
+    gate.let()
+    async with asyncio.timeout(60), open_embedder(gate) as embedder:
+        for task in await asked(embedder, "one too few", "beside it"):
+            with pytest.raises(EmbeddingFailed, match=r"^the embedding model failed: ValueError$"):
                 await task
         assert (await embedder.embed("after")).shape == (embedder.model.dimensions,)
 
