@@ -46,9 +46,11 @@ def check_against_reference(encoder: Encoder, files: ModelFiles, cache: Path) ->
     """
     path = reference_file(encoder.fingerprint, cache)
     try:
-        if not path.is_file():
+        try:
+            expected: Vectors = np.load(path)
+        except (OSError, ValueError, EOFError):  # it is not there yet, or damaged
             _write(path, _computed(files))
-        expected: Vectors = np.load(path)
+            expected = np.load(path)
         together, alone = encoder.encode(TEXTS), np.vstack([encoder.encode([text]) for text in TEXTS])
     except (OSError, ValueError) as error:
         raise NativeUnavailable(f"it cannot be compared with the reference: {error}") from error
