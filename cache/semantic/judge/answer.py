@@ -1,6 +1,7 @@
 """An answer as the default judge reads it, once per text."""
 
 import re
+import textwrap
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ _SENTENCE_END = re.compile(r"(?<=[.!?;:])\s+|\n+")
 _WORD = re.compile(r"\d+(?:[.,:]\d+)*|[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:[.,:]\d+)*")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)")
+_PASSAGES = textwrap.TextWrapper(
+    PASSAGE, expand_tabs=False, replace_whitespace=False, break_long_words=False, break_on_hyphens=False
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +77,7 @@ def class_of(text: str) -> AnswerClass:
 
 def passages_of(plain: str) -> tuple[str, ...]:
     """`plain` cut at white space into as few passages of at most PASSAGE characters as possible; at least one."""
-    passages = [""]
-    for part in re.findall(r"\S+\s*", plain):
-        if len(passages[-1]) + len(part) > PASSAGE and passages[-1]:
-            passages.append("")
-        passages[-1] += part
-    return tuple(passage.strip() for passage in passages)
+    return tuple(_PASSAGES.wrap(plain)) or ("",)
 
 
 def numbers_of(plain: str) -> frozenset[str]:

@@ -7,7 +7,6 @@ its scores mean "the same", and the error of its labels (docs/decisions/040-meas
 
 import math
 from bisect import bisect_left
-from collections import OrderedDict
 from typing import Annotated, Literal
 
 import msgspec
@@ -40,10 +39,8 @@ _PRIOR_UNREPEATABLE, _PRIOR_QUESTIONS = 1.0, 10.0
 _GRID = (np.arange(4096) + 0.5) / 4096
 _LOG_GRID, _LOG_REST = np.log(_GRID), np.log1p(-_GRID)
 
-_Bins = Annotated[
-    list[Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]], msgspec.Meta(min_length=_BINS, max_length=_BINS)
-]
 _Count = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
+_Bins = Annotated[list[_Count], msgspec.Meta(min_length=_BINS, max_length=_BINS)]
 
 
 class JudgedPair(msgspec.Struct, frozen=True, array_like=True):
@@ -79,10 +76,12 @@ class _Counts(msgspec.Struct, array_like=True):
     questions: _Count = 0.0
 
     def __post_init__(self) -> None:
-        if not math.isfinite(sum(self.same) + sum(self.unrelated) + self.questions):
-            raise ValueError("every count must be finite")
         if not self.unrepeatable <= self.questions:
             raise ValueError(f"{self.unrepeatable} of {self.questions} questions cannot be unrepeatable")
+
+    @property
+    def share_unrepeatable(self) -> float:
+        return (self.unrepeatable + _PRIOR_UNREPEATABLE) / (self.questions + _PRIOR_QUESTIONS)
 
 
 class _State(msgspec.Struct, frozen=True, array_like=True):
@@ -120,8 +119,10 @@ class ErrorRates:
 
     def __init__(self, same_above: float) -> None:
         self._same_above = same_above
-        self._classes: OrderedDict[str, _Counts] = OrderedDict()
+        # By class and model, the longest unused first; and what was measured of them since they last changed.
+        self._classes: dict[str, _Counts] = {}
         self._known: dict[str, tuple[float, JudgeError]] = {}
+        self._prior = self._measured(_Counts())
         self.pairs = 0
 
     def limit(self, model: str, answers: AnswerClass) -> float:
@@ -134,17 +135,18 @@ class ErrorRates:
 
     def unrepeatable(self, model: str, answers: AnswerClass) -> float:
         """The log odds that a question of which nothing is known has answers that disagree with each other."""
-        counts = self._classes.get(_name(model, answers)) or _Counts()
-        share = (counts.unrepeatable + _PRIOR_UNREPEATABLE) / (counts.questions + _PRIOR_QUESTIONS)
+        share = self._classes.get(_name(model, answers), _Counts()).share_unrepeatable
         return math.log(share / (1.0 - share))
 
     def count(self, pair: JudgedPair) -> None:
         """Count a pair, of this process or of another one."""
         name = _name(pair.model, pair.answers)
-        counts = self._classes.setdefault(name, _Counts())
-        self._classes.move_to_end(name)
+        counts = self._classes[name] = self._classes.pop(name, _Counts())
+        self._known.pop(name, None)
         if len(self._classes) > _MAX_CLASSES:
-            self._classes.popitem(last=False)
+            oldest = next(iter(self._classes))
+            del self._classes[oldest]
+            self._known.pop(oldest, None)
         if pair.source == "first":
             counts.questions += 1.0
             counts.unrepeatable += pair.unrepeatable
@@ -155,16 +157,14 @@ class ErrorRates:
             bins[_bin(pair.score)] += 1.0
             if sum(bins) >= _HALVED_AT:
                 bins[:] = [number / 2 for number in bins]
-        self._known.pop(name, None)
         self.pairs += 1
 
     def snapshot(self) -> bytes:
-        return freeze(_STATE, _State(dict(self._classes)))
+        return freeze(_STATE, _State(self._classes))
 
     def restore(self, state: bytes) -> None:
         """Take over what was counted. Raises UnusableState, and is then as before."""
-        found = thaw(state, _STATE, _State)
-        self._classes = OrderedDict(found.classes)
+        self._classes = thaw(state, _STATE, _State).classes
         self._known.clear()
 
     def figures(self) -> list[ClassErrors]:
@@ -184,15 +184,13 @@ class ErrorRates:
             recall=(sum(counts.same[_bin(limit) :]) + _PRIOR_SAME) / (same + _PRIOR_SAME + _PRIOR_MISSED),
             recall_upper=error.recall,
             false_same_upper=error.false_same,
-            unrepeatable=(counts.unrepeatable + _PRIOR_UNREPEATABLE) / (counts.questions + _PRIOR_QUESTIONS),
+            unrepeatable=counts.share_unrepeatable,
         )
 
     def _rates(self, name: str) -> tuple[float, JudgeError]:
-        if name not in self._known:
-            self._known[name] = self._measured(self._classes.get(name) or _Counts())
-            if len(self._known) > 2 * _MAX_CLASSES:
-                del self._known[next(iter(self._known))]
-        return self._known[name]
+        if name in self._classes and name not in self._known:
+            self._known[name] = self._measured(self._classes[name])
+        return self._known.get(name, self._prior)
 
     def _measured(self, counts: _Counts) -> tuple[float, JudgeError]:
         """The lowest limit, from the fitted one on, above which there are few enough of the unrelated pairs."""

@@ -134,6 +134,8 @@ def test_a_size_in_bytes_is_itself(size: int) -> None:
         ("REDIS", "redis://h?retries=x", "the option 'retries' of the URL is unknown"),
         ("SEMANTIC_MODEL_URL", "mock:", "expected the URL of a server, such as http://127.0.0.1:8000/v1, got 'mock:'"),
         ("SEMANTIC_MODEL_URL", "http://u:p@h/v1", "expected a URL without credentials: the key is a setting of its"),
+        ("SEMANTIC_JUDGE", "http://u:p@h/v1", "expected a URL without credentials: the key is a setting of its"),
+        ("SEMANTIC_JUDGE", "http://[::1", "expected embedding, upstream, or the URL of a server, such as http"),
         ("LOG_LEVEL", "loud", "expected one of debug, info, warning and error, got 'loud'"),
         ("MAX_BODY", "5 parsecs", "expected a size such as 256MiB, at least 1KiB, got '5 parsecs'"),
         ("MAX_BODY", "0", "expected a size such as 256MiB, at least 1KiB, got '0'"),
