@@ -50,8 +50,8 @@ class Sharing:
         self._saved = (0, time.monotonic())
         self.loaded = False
         self._began = time.time()
-        # The entries whose records have no vector of this model yet.
-        self._incomplete: set[str] = set()
+        # The entries whose records have no vector of this model yet, and when their answers were computed.
+        self._incomplete: set[tuple[str, float]] = set()
         self._has_incomplete = asyncio.Event()
         self._reembedded = self._unembeddable = 0
 
@@ -122,7 +122,7 @@ class Sharing:
     async def _take_over(self, records: list[tuple[Record, Vector | None]]) -> None:
         valid = [(record, vector) for record, vector in records if record.expires > time.time()]
         await self._neighbours.put_all(valid)
-        self._incomplete.update(record.entry for record, vector in valid if vector is None)
+        self._incomplete.update((record.entry, record.created) for record, vector in valid if vector is None)
         if self._incomplete:
             self._has_incomplete.set()
 
@@ -132,13 +132,13 @@ class Sharing:
             await self._has_incomplete.wait()
             await self._lookups.yield_to_lookups()
             # The order of a set differs between processes, so that each computes a part.
-            entries = list(itertools.islice(self._incomplete, _REEMBEDDED_AT_ONCE))
+            some = list(itertools.islice(self._incomplete, _REEMBEDDED_AT_ONCE))
             try:
-                await self._complete(entries)
+                await self._complete([entry for entry, _ in some])
             except StoreUnavailable:
                 await self._log.wait_available()
                 continue
-            self._incomplete.difference_update(entries)
+            self._incomplete.difference_update(some)
             if not self._incomplete:
                 self._has_incomplete.clear()
                 log.info("%d questions were embedded anew", self._reembedded)

@@ -21,6 +21,7 @@ from tests.gateway.semantic.stage import (
     until_figure,
     until_known,
 )
+from tests.waiting import until
 
 HEADER_BYTES = 12
 QUESTIONS = [f"{ASKED[:-1]} number {number}?" for number in range(40)]
@@ -37,12 +38,14 @@ class Other:
         self.texts: list[str] = []
         self.free = free
         self.refused = ""
+        self.is_held_up = False
         self.goes_on = threading.Event()
         self._encoder = encoder
 
     def encode(self, texts: list[str]) -> Vectors:
         stored = [text for text in texts if text in (ASKED, *QUESTIONS)]
         if stored and len(self.texts) + len(stored) > self.free:
+            self.is_held_up = True
             assert self.goes_on.wait(60)
         if self.refused in texts:
             raise ValueError("no vector for these")
@@ -57,13 +60,16 @@ async def fingerprints(raw: redis.asyncio.Redis) -> list[str]:
     return [msgspec.msgpack.decode(data[HEADER_BYTES:])[1] for data in found if isinstance(data, bytes)]
 
 
-async def filled(semantic: SemanticStage, mock: MockUpstream, valkey: Valkey, questions: list[str]) -> Client:
-    """A gateway on the default model that knows these questions."""
+async def filled(semantic: SemanticStage, mock: MockUpstream, valkey: Valkey, questions: list[str]) -> None:
+    """These questions are in Redis, by a service on the default model that has ended.
+
+    One that still judges them would store some anew while another one embeds them, which then counts them twice.
+    """
     client = await semantic.gateway(mock, redis=valkey.url)
     for question in questions:
         await client.post(chat(question), x_keepgate_max_risk="0")
     await until_known(client, len(questions))
-    return client
+    await semantic.end_services()
 
 
 async def on(semantic: SemanticStage, mock: MockUpstream, valkey: Valkey, encoder: Encoder, **settings: Any) -> Client:
@@ -148,6 +154,25 @@ async def test_what_is_deleted_meanwhile_does_not_come_back(
     await until_figure(client, "reembedding.left", 0)
     assert (await figure(client, "entries"), await figure(client, "partitions")) == (0, 0)
     assert await fingerprints(raw) == []
+
+
+async def test_an_answer_that_comes_meanwhile_is_found_too(
+    semantic: SemanticStage, mock: MockUpstream, valkey: Valkey, minilm: Encoder
+) -> None:
+    """Another host that has the old model stores a fresh answer while the vector for the former one is computed."""
+    await filled(semantic, mock, valkey, [ASKED])
+    other = Other(minilm, free=0)
+    client = await on(semantic, mock, valkey, other)
+    await until_figure(client, "reembedding.left", 1)
+    await until(lambda: other.is_held_up)
+    old = await on(semantic, mock, valkey, minilm)
+    await until_known(old, 1)
+    await old.post(chat(ASKED), Cache_Control="no-cache")
+    await old.post(chat("Who painted the ceiling of the Sistine Chapel?"))
+    await until_known(client, 2)  # so the one before has come as well
+    other.goes_on.set()
+    await until_figure(client, "reembedding", {"left": 0, "done": 2, "failed": 0})
+    assert (await client.post(chat(AGAIN))).headers["x-keepgate-layer"] == "semantic"
 
 
 async def test_what_was_learned_of_one_model_s_likenesses_is_not_used_for_another(
