@@ -20,6 +20,8 @@ from cache.semantic.embedding.model_files import models_folder
 from cache.semantic.embedding.server import EmbeddingServer
 from cache.semantic.evaluation.cross_validation import Flags, figures_of, served_by_policy
 from cache.semantic.evaluation.vectors import vectors_of
+from cache.semantic.policy.evidence import evidence_of
+from cache.semantic.policy.policy import Neighbourhood
 from cache.semantic.wording.comparison import compare
 from cache.semantic.wording.text import Text
 
@@ -252,7 +254,9 @@ def _policy_rows(what: str, lookups: _Lookups, pairs: Sequence[_Pair], vectors: 
 
 
 def _served(what: str, similarities: _Floats, same: Flags, passes: Flags) -> list[Row]:
-    figures = figures_of(served_by_policy(similarities, same, passes, _DELTA), same)
+    # By similarity alone: what words show of a pair is measured in English.
+    evidence = [evidence_of(Neighbourhood(("",), (each,), ("",))).features for each in similarities.tolist()]
+    figures = figures_of(served_by_policy(evidence, same, passes, _DELTA), same)
     beside: Beside = {
         "wrong share of hits": figures.wrong_share_of_hits,
         "wrong ones served": figures.negatives_served or 0.0,

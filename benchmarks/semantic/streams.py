@@ -21,7 +21,6 @@ from cache.semantic.evaluation.streams.simulation import (
     SimulatedJudge,
     Stream,
     StreamJudge,
-    best_within,
     outcome_of,
     serve_by_threshold,
     serve_in_budget,
@@ -251,6 +250,11 @@ def _gain_rows(name: str, stream: Stream, outcomes: Sequence[Outcome]) -> list[R
                 )
             )
     return rows
+
+
+def best_within(outcomes: Sequence[Outcome], wrong: float) -> Outcome:
+    """The most hits of those that are wrong no more often; nothing at all is always one of them."""
+    return max((o for o in outcomes if o.wrong <= wrong), key=lambda o: o.hits, default=Outcome(0.0, 0.0, 0.0))
 
 
 def _gain(outcome: Outcome, static: Outcome) -> float:

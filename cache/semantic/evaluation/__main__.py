@@ -31,8 +31,6 @@ examples:
   keepgate eval-pairs log.jsonl
   keepgate eval-pairs log.csv --judge-recall 0.95"""
 
-_RECALL, _FALSE_SAME = 0.98, 0.01
-
 
 class _Parser(argparse.ArgumentParser):
     """Says in one line what is wrong, and where the options are listed."""

@@ -32,19 +32,15 @@ class Spelling(NamedTuple):
 _UNKNOWN = Spelling()
 
 
-def load() -> None:
-    """Read the words."""
-    _spellings()
-
-
 def spelling(word: str) -> Spelling:
     """Of a word in lower case, of ASCII letters with apostrophes between them; of a possessive, that of its word."""
-    known = _spellings()
+    known = load()
     return known.get(word) or known.get(word.removesuffix("'s"), _UNKNOWN)
 
 
 @functools.cache
-def _spellings() -> dict[str, Spelling]:
+def load() -> dict[str, Spelling]:
+    """The words, which are read once."""
     shared: dict[str, Spelling] = {}
     spellings = {}
     with resources.files(__package__).joinpath(_FILE).open("rb") as packed, gzip.open(packed, "rt") as lines:

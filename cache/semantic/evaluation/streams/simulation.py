@@ -234,11 +234,6 @@ def serve_by_threshold(stream: Stream, order: Ints, threshold: float, guarded: b
     return Outcome(hits / stream.size, wrong / stream.size, 0.0)
 
 
-def best_within(outcomes: Sequence[Outcome], wrong: float) -> Outcome:
-    """The most hits of those that are wrong no more often; nothing at all is always one of them."""
-    return max((o for o in outcomes if o.wrong <= wrong), key=lambda o: o.hits, default=Outcome(0.0, 0.0, 0.0))
-
-
 def _compared_texts(stream: Stream, asked: int, near: Ints, evidence: Evidence) -> tuple[Evidence | None, int, str]:
     """The evidence with that of the texts, the question that vouches; or None, -1, and the veto."""
     members = [int(near[place]) for place in evidence.members]

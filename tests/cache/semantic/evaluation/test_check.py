@@ -32,7 +32,7 @@ async def encoder_server(minilm: Encoder) -> AsyncIterator[EmbeddingsApi]:
 
 
 def found(capsys: pytest.CaptureFixture[str], model: str, folder: Path) -> list[dict[str, str]]:
-    assert check.main(check.Asked(model, str(folder))) == 0
+    check.main(check.Asked(model, str(folder)))
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 

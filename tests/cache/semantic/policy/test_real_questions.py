@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from benchmarks.semantic.intent_data import banking77, clinc150, half_unrepeatable, sparse
+from benchmarks.semantic.streams import best_within
 from cache.semantic.evaluation.streams.simulation import (
     Outcome,
     Questions,
     SimulatedJudge,
     Stream,
-    best_within,
     serve_by_threshold,
     serve_in_budget,
 )
