@@ -100,7 +100,7 @@ class Account:
 
     def judge(self, request: DecidedRequest) -> None:
         """Count the judgement of a hit, in the time of the request."""
-        label = Label("", 1.0, (), bool(request.same), "audit", chance=request.chance)
+        label = Label("", (), bool(request.same), "audit", chance=request.chance)
         for tally in self._tallies_of(request):
             tally.judged(label)
 

@@ -122,7 +122,7 @@ class BudgetPolicy(Policy):
         if label.same or label.source != "miss":
             sure = label.judge is None or label.source == "user"
             wrong = 1.0 if sure else judge.really_wrong(label.risk)
-            self.learned.wrong_answers.found(label.answer or label.entry, label.same, wrong)
+            self.learned.wrong_answers.found(label.answer, label.same, wrong)
 
     def settle(self, label: Label) -> None:
         if label.judge is not None and label.source == "audit":

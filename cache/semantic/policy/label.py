@@ -15,36 +15,32 @@ _Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 
 
 class Label(msgspec.Struct, frozen=True, array_like=True):
-    """Whether the right answer to a question was the one that the neighbours spoke for.
+    """Whether the right answer to a question was the `answer` that the neighbours spoke for.
 
-    `entry`, `answer`, `similarity` and `features` are those of the evidence. `source` is how it was found: "miss" if
-    nothing was served and the fresh answer could be compared, "audit" if it was compared although the answer was
-    served, "user" if the user repeated it at once, or deleted the answer. `risk` is the decision's `plain_risk`,
-    `chance` the probability with which an audit was drawn for it: an audited hit stands for 1 / chance hits. `judge` is
-    how often who compared these very answers errs, recall and false same; None is as often as the policy was told.
+    `answer` and `features` are those of the evidence. `source` is how it was found: "miss" if nothing was served and
+    the fresh answer could be compared, "audit" if it was compared although the answer was served, "user" if the user
+    repeated it at once, or deleted the answer. `risk` is the decision's `plain_risk`, `chance` the probability with
+    which an audit was drawn for it: an audited hit stands for 1 / chance hits. `judge` is how often who compared these
+    very answers errs, recall and false same; None is as often as the policy was told.
 
-    Raises ValueError where a number is none of these.
+    Raises ValueError where it could not have been.
     """
 
-    entry: Annotated[str, msgspec.Meta(max_length=512)]
-    similarity: float
+    answer: Annotated[str, msgspec.Meta(max_length=512)]
     features: Annotated[tuple[float, ...], msgspec.Meta(max_length=64)]
     same: bool
     source: Source
     risk: _Probability = 1.0
     chance: _Probability = 1.0
-    answer: Annotated[str, msgspec.Meta(max_length=512)] = ""
     judge: tuple[_Probability, _Probability] | None = None
 
     def __post_init__(self) -> None:
-        if not abs(self.similarity) <= 1.001:
-            raise ValueError(f"label of {self.entry!r}: similarity must be a cosine, and is {self.similarity}")
         if not all(abs(feature) <= _MAX_FEATURE for feature in self.features):
-            raise ValueError(f"label of {self.entry!r}: every feature must be within ±{_MAX_FEATURE:g}")
+            raise ValueError(f"every feature must be within ±{_MAX_FEATURE:g}")
         if self.source == "audit" and self.chance <= 0.0:
-            raise ValueError(f"label of {self.entry!r}: an audit has a chance above 0")
+            raise ValueError("an audit has a chance above 0")
         if self.judge is not None and not self.judge[1] < self.judge[0]:
-            raise ValueError(f"label of {self.entry!r}: a judge's recall is above its false_same, and not {self.judge}")
+            raise ValueError(f"a judge's recall is above its false_same, and not {self.judge}")
 
 
 def encode_label(label: Label) -> bytes:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from cache.semantic.policy.label import Label
+from cache.semantic.policy.label import Label, Source
 
 Vector = npt.NDArray[np.float64]
 
@@ -72,6 +72,12 @@ class Decision:
     limit: float | None = None
     inflation: float = 1.0
     refusal: Refusal = ""
+
+
+def label_of(evidence: Evidence, decision: Decision, same: bool, source: Source) -> Label:
+    """The judgement of an answer that was, or would have been, served."""
+    chance = 1.0 if source == "miss" else decision.audit_chance
+    return Label(evidence.answer, tuple(evidence.features.tolist()), same, source, decision.plain_risk, chance)
 
 
 class Assessment(NamedTuple):

@@ -9,7 +9,7 @@ import xxhash
 
 from cache.errors import CacheError
 
-VERSION = 3
+VERSION = 4
 
 _MAGIC = b"KGS"
 _DIGEST_BYTES = 8

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from cache.semantic.inspection.decisions import WatchedDecision
 from cache.semantic.policy.label import Label, Source
-from cache.semantic.policy.policy import Decision, Evidence
+from cache.semantic.policy.policy import Decision, Evidence, label_of
 
 _MOST = 4096
 REGENERATE_SECONDS = 10.0
@@ -61,9 +61,6 @@ class Query:
 
     def label(self, same: bool, source: Source) -> Label | None:
         """The judgement of the answer that was, or would have been, served; None if there is nothing to learn."""
-        evidence, decision = self.evidence, self.decision
-        if evidence is None or decision is None:
+        if self.evidence is None or self.decision is None:
             return None
-        chance = 1.0 if source == "miss" else decision.audit_chance
-        features, risk = tuple(evidence.features.tolist()), decision.plain_risk
-        return Label(evidence.entry, evidence.similarity, features, same, source, risk, chance, evidence.answer)
+        return label_of(self.evidence, self.decision, same, source)

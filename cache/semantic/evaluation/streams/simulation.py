@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.semantic.policy.budget import BudgetPolicy
-from cache.semantic.policy.label import Label, Source
-from cache.semantic.policy.policy import NEIGHBOURS, Decision, Evidence, Neighbourhood, Policy
+from cache.semantic.policy.policy import NEIGHBOURS, Evidence, Neighbourhood, Policy, label_of
 from cache.semantic.policy.posterior import JudgeError
 from cache.semantic.wording.comparison import compare
 from cache.semantic.wording.text import Text
@@ -205,7 +204,7 @@ def steps_by_policy(
                 verdicts[other] = judge.compare(asked, other, same, similarity, chance)
         verdict = verdicts.get(source)
         if evidence is not None and verdict is not None:
-            label = _label(evidence, decision, verdict)
+            label = label_of(evidence, decision, verdict, "audit" if decision.serve else "miss")
             policy.learn(label)
             if decision.audit:
                 policy.settle(label)
@@ -253,12 +252,3 @@ def _compared(
         if other == source or (not only_source and similarity >= _MIN_SIMILARITY):
             chosen.setdefault(int(groups[other]), (other, similarity))
     return list(chosen.values())[:_MAX_COMPARED]
-
-
-def _label(evidence: Evidence, decision: Decision, same: bool) -> Label:
-    features = tuple(evidence.features.tolist())
-    source: Source = "audit" if decision.serve else "miss"
-    chance = decision.audit_chance if decision.serve else 1.0
-    return Label(
-        evidence.entry, evidence.similarity, features, same, source, decision.plain_risk, chance, evidence.answer
-    )

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from cache.semantic.inspection.what_if import DELTAS, HOUR, KEPT, MINUTE, DecidedRequest, WhatIf
 from cache.semantic.messages import WhatIfAccount, WhatIfPoint
-from cache.semantic.policy.policy import Decision
+from cache.semantic.policy.policy import Decision, label_of
 from cache.semantic.policy.posterior import JudgeError
-from tests.cache.semantic.policy.streams import Stream, label_of, near
+from tests.cache.semantic.policy.streams import Stream, near
 
 SURE = JudgeError()
 

@@ -4,8 +4,8 @@ import random
 
 from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.evidence import evidence_of
-from cache.semantic.policy.label import Label, Source
-from cache.semantic.policy.policy import Decision, Evidence, Neighbourhood
+from cache.semantic.policy.label import Label
+from cache.semantic.policy.policy import Decision, Evidence, Neighbourhood, label_of
 from cache.semantic.policy.posterior import JudgeError
 
 
@@ -15,14 +15,6 @@ def dice(seed: int = 0) -> random.Random:
 
 def near(similarity: float, rival: float = 0.5, entry: str = "near") -> Evidence:
     return evidence_of(Neighbourhood([entry, "rival"], [similarity, rival], [f"answer of {entry}", "other"]))
-
-
-def label_of(evidence: Evidence, decision: Decision, same: bool, source: Source) -> Label:
-    features = tuple(evidence.features.tolist())
-    chance = 1.0 if source == "miss" else decision.audit_chance
-    return Label(
-        evidence.entry, evidence.similarity, features, same, source, decision.plain_risk, chance, evidence.answer
-    )
 
 
 def risk_of(decision: Decision) -> float:

@@ -15,7 +15,7 @@ SURE = JudgeError()
 
 
 def verdict(same: bool, chance: float, source: str = "audit") -> Label:
-    return Label("e", 0.9, (), same, source, 0.01, chance)  # type: ignore[arg-type]
+    return Label("e", (), same, source, 0.01, chance)  # type: ignore[arg-type]
 
 
 def hit(chance: float) -> Decision:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from cache.semantic.policy.budget import WARM_LABELS, BudgetPolicy, max_risk
 from cache.semantic.policy.label import Label, Source
 from cache.semantic.policy.ledger import HORIZON
-from cache.semantic.policy.policy import Decision, Neighbourhood
+from cache.semantic.policy.policy import Decision, Neighbourhood, label_of
 from cache.semantic.policy.posterior import JudgeError
-from tests.cache.semantic.policy.streams import Stream, dice, label_of, near, right_at, risk_of
+from tests.cache.semantic.policy.streams import Stream, dice, near, right_at, risk_of
 
 
 @pytest.mark.parametrize("delta", [0.02, 0.01, 0.005])
@@ -160,8 +160,8 @@ def test_a_complaint_counts_by_its_chance_of_having_been_an_audit() -> None:
         return policy
 
     features = tuple(near(0.95).features.tolist())
-    complaint = Label("complained", 0.95, features, False, "user", 0.0, 0.05)
-    audit = Label("audited", 0.95, features, False, "audit", 0.0, 0.05)
+    complaint = Label("complained", features, False, "user", 0.0, 0.05)
+    audit = Label("audited", features, False, "audit", 0.0, 0.05)
     nothing, complaints, audited = taught(), taught(*[complaint] * 20), taught(audit)
     assert complaints.inflation == nothing.inflation
     risks = [policy.learned.posterior.wrong(near(0.95).features, 0.0) for policy in (nothing, complaints, audited)]
@@ -218,7 +218,7 @@ def test_figures_are_corrected_by_the_errors_of_the_judges() -> None:
     for number in range(400):
         for policy, judge in ((believed, None), (known, (0.6, 0.0))):
             policy.wrong_answers.decided(Decision(True, 0.01, 0.01, audit=True, audit_chance=1.0))
-            label = Label("e", 0.9, (), number % 10 < 6, "audit", 0.01, 1.0, judge=judge)
+            label = Label("e", (), number % 10 < 6, "audit", 0.01, 1.0, judge=judge)
             policy.settle(label)
     assert believed.figures()["wrong"] == pytest.approx(0.4, abs=0.01)
     assert known.figures()["wrong"] < 0.02

@@ -16,7 +16,7 @@ SURE = JudgeError()
 
 
 def judged(same: bool, risk: float = 0.01, source: Source = "audit") -> Label:
-    return Label("entry", 0.9, (), same, source, risk, 0.5)
+    return Label("answer", (), same, source, risk, 0.5)
 
 
 def after(audits: int, wrong: float, risk: float = 0.01, judge: JudgeError = SURE, seed: int = 1) -> float:

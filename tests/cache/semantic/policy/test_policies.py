@@ -5,10 +5,10 @@ import math
 import pytest
 
 from cache.semantic.policy.budget import BudgetPolicy
-from cache.semantic.policy.policy import Neighbourhood, Policy
+from cache.semantic.policy.policy import Neighbourhood, Policy, label_of
 from cache.semantic.policy.posterior import JudgeError
 from cache.semantic.policy.threshold import ThresholdPolicy
-from tests.cache.semantic.policy.streams import dice, label_of
+from tests.cache.semantic.policy.streams import dice
 
 
 def make(name: str) -> Policy:

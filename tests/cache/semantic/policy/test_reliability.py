@@ -16,7 +16,7 @@ SURE = JudgeError()
 
 
 def label(risk: float, same: bool, source: Source = "miss", chance: float = 1.0) -> Label:
-    return Label("entry", 0.9, (0.5,) * FEATURES, same, source, risk, chance, "answer")
+    return Label("answer", (0.5,) * FEATURES, same, source, risk, chance)
 
 
 def test_labels_are_counted_by_what_was_predicted() -> None:

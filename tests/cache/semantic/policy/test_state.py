@@ -13,10 +13,10 @@ from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.calibration import Calibration
 from cache.semantic.policy.evidence import FEATURES
 from cache.semantic.policy.label import Label, decode_label, encode_label
-from cache.semantic.policy.policy import Neighbourhood, Policy
+from cache.semantic.policy.policy import Neighbourhood, Policy, label_of
 from cache.semantic.policy.posterior import JudgeError, Posterior
 from cache.semantic.policy.state import VERSION, UnusableState, freeze
-from tests.cache.semantic.policy.streams import Stream, dice, label_of, near
+from tests.cache.semantic.policy.streams import Stream, dice, near
 
 PRIOR = Posterior()
 
@@ -149,8 +149,7 @@ def test_a_restart_gives_no_budget_away() -> None:
 
 LABELS = st.builds(
     Label,
-    entry=st.text(max_size=40),
-    similarity=st.floats(-1, 1),
+    answer=st.text(max_size=40),
     features=st.lists(st.floats(-100, 100), max_size=8).map(tuple),
     same=st.booleans(),
     source=st.sampled_from(["miss", "audit", "user"]),
@@ -176,8 +175,6 @@ def test_bytes_that_are_no_label_are_refused(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("similarity", math.nan),
-        ("similarity", 3.0),
         ("risk", math.nan),
         ("risk", 1.5),
         ("chance", math.inf),
@@ -188,9 +185,9 @@ def test_bytes_that_are_no_label_are_refused(data: bytes) -> None:
 )
 def test_a_label_has_numbers_as_evidence_has_them(field: str, value: object) -> None:
     """NaN in a posterior is for ever, and so is what overflows."""
-    label = Label("e", 0.9, (1.0,), True, "miss")
+    label = Label("e", (1.0,), True, "miss")
     fields = [value if name == field else getattr(label, name) for name in label.__struct_fields__]
-    with pytest.raises(UnusableState, match=r"finite|cosine|within ±100|<= 1.0"):
+    with pytest.raises(UnusableState, match=r"finite|within ±100|<= 1.0"):
         decode_label(freeze("label", fields))
 
 
@@ -201,7 +198,7 @@ def test_whatever_labels_say_the_policy_can_be_saved(extremes: list[tuple[float,
     policy = made()
     for turn in range(210):
         features = extremes[turn % len(extremes)]
-        policy.learn(Label("e", 0.9, features, turn % 3 == 0, "miss"))
+        policy.learn(Label("e", features, turn % 3 == 0, "miss"))
     made().restore(policy.snapshot())
 
 
@@ -210,7 +207,7 @@ def test_a_label_of_other_features_is_refused_and_teaches_nothing() -> None:
     policy = made()
     before = policy.snapshot()
     with pytest.raises(UnusableState, match="3 features"):
-        policy.learn(Label("e", 0.9, (1.0, 2.0, 3.0), True, "audit", 0.1, 0.5))
+        policy.learn(Label("e", (1.0, 2.0, 3.0), True, "audit", 0.1, 0.5))
     assert policy.snapshot() == before
 
 

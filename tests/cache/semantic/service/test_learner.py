@@ -450,17 +450,17 @@ def test_labels_of_another_version_are_named_once(
 ) -> None:
     """A rolling update leaves as many as the stream is long: one line for each version, and a count."""
     labels = Labels(BudgetPolicy(0.05, PRIOR_ERROR, random.Random(0)), ErrorRates(1.0), "policy", "judge")  # noqa: S311
-    for version, number in ((2, 1000), (4, 10)):
+    for version, number in ((3, 1000), (5, 10)):
         with monkeypatch.context() as patch:
             patch.setattr(state_module, "VERSION", version)
             theirs = labels.encode(JudgedPair("m", "prose", "again", 3.0))
         for _ in range(number):
             labels.take(theirs)
     labels.take(b"damaged")
-    for version, record in zip((2, 4), caplog.records, strict=False):
+    for version, record in zip((3, 5), caplog.records, strict=False):
         assert record.getMessage().startswith(f"ignoring labels in redis: judged pair: written in version {version};")
     assert len(caplog.records) == 3
-    assert labels.of_other_versions == {2: 1000, 4: 10}
+    assert labels.of_other_versions == {3: 1000, 5: 10}
     assert labels.count == 0
 
 
