@@ -26,7 +26,7 @@ from cache.semantic.service.labels import Labels
 from cache.semantic.service.log import RecordLog
 from cache.semantic.service.lookups import RunningLookups
 from cache.semantic.service.metrics import ServiceMetrics
-from cache.semantic.service.neighbours import Neighbour, Neighbours, wording_of
+from cache.semantic.service.neighbours import AT_ONCE, Neighbour, Neighbours, wording_of
 from cache.semantic.service.queries import Query
 from cache.semantic.service.records import Record, Vector
 
@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 _MAX_COMPARED = 4
 _MIN_SIMILARITY = 0.5
 _MAX_WAITING = 1000
-_DISCARDED_AT_ONCE = 500
 _JUDGED_AT_ONCE = 4
 # A record should be stored with its group of equal answers. So an idle judge is waited for, at most so many seconds,
 # while no more than so many answers wait to be stored.
@@ -180,8 +179,8 @@ class Learner:
 
     async def discard(self, entries: Sequence[str]) -> None:
         """Remove entries that other processes remove by themselves."""
-        for start in range(0, len(entries), _DISCARDED_AT_ONCE):
-            await self._remove(entries[start : start + _DISCARDED_AT_ONCE], announced=False)
+        for start in range(0, len(entries), AT_ONCE):
+            await self._remove(entries[start : start + AT_ONCE], announced=False)
 
     async def _remove(self, entries: Sequence[str], announced: bool) -> None:
         for entry in entries:

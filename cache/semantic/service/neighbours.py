@@ -22,7 +22,8 @@ _TEXTS_KEPT = 16_384
 _LONGEST_KEPT = 500
 _SEARCHED_AT_ONCE = 20_000
 _LOOKED_AT_AT_ONCE = 1000
-_REMOVED_AT_ONCE = 500
+AT_ONCE = 16
+"""Records that come or go while lookups wait: their normal forms take a millisecond."""
 _COMMONS = "*"
 
 
@@ -62,8 +63,9 @@ class Neighbours:
 
     async def put_all(self, records: Sequence[tuple[Record, Vector | None]]) -> None:
         """Those without a vector are found by their normal form only, until `complete` brings it."""
-        kept = [(self.records.put(record), vector) for record, vector in records]
-        await self._run(self._add, [(record, vector) for record, vector in kept if vector is not None])
+        for start in range(0, len(records), AT_ONCE):
+            some = [(self.records.put(record), vector) for record, vector in records[start : start + AT_ONCE]]
+            await self._run(self._add, [(record, vector) for record, vector in some if vector is not None])
 
     async def complete(self, records: Sequence[tuple[Record, Vector]]) -> list[tuple[Record, Vector]]:
         """Adds the vectors of records that are still kept, and returns these."""
@@ -135,7 +137,7 @@ class Neighbours:
 
     async def bound(self, most: int) -> None:
         """Removes what has expired, and the least recently used ones here until `most` are left."""
-        while gone := self.records.expired(time.time(), _REMOVED_AT_ONCE):
+        while gone := self.records.expired(time.time(), AT_ONCE):
             await self.remove(gone)
         while len(self.records) > most and (oldest := self.records.oldest()) is not None:
             await self.remove([oldest])

@@ -1,14 +1,20 @@
-"""Which neighbour an answer is served for, and what the removal of many records takes."""
+"""Which neighbour an answer is served for, and how many records come and go beside lookups."""
 
+import asyncio
 import time
+from collections.abc import Coroutine
+from typing import Any
+
+import numpy as np
 
 from cache.semantic.index.index import VectorIndex
 from cache.semantic.inspection.decisions import KEPT, Decisions, StoredQuestion
 from cache.semantic.messages import LookupRequest
+from cache.semantic.normal_form.english import load as load_words
 from cache.semantic.policy.policy import Decision
 from cache.semantic.policy.threshold import ThresholdPolicy
 from cache.semantic.service.neighbours import Neighbour, Neighbours, neighbourhood_of, vouched, wording_of
-from cache.semantic.service.records import Record
+from cache.semantic.service.records import Record, Vector
 
 
 def neighbour(entry: str, text: str, similarity: float) -> Neighbour:
@@ -35,6 +41,35 @@ def test_nothing_vouches_where_all_are_refused() -> None:
     near = [neighbour("a.1", "How do I buy gold?", 0.95)]
     weighed = ThresholdPolicy(0.9).weigh(neighbourhood_of(near))
     assert vouched(weighed, wording_of("How do I sell gold?", near, weighed.members), near) is None
+
+
+async def longest_turn(work: Coroutine[Any, Any, None]) -> float:
+    """The longest processor time, in seconds, for which the work keeps all others from the event loop."""
+    task, longest, before = asyncio.create_task(work), 0.0, time.thread_time()
+    while not task.done():
+        await asyncio.sleep(0)
+        longest, before = max(longest, time.thread_time() - before), time.thread_time()
+    await task
+    return longest
+
+
+async def test_many_records_come_and_go_beside_lookups() -> None:
+    """A page of records, as it is read at the start, is taken over and removed some at a time."""
+    load_words()  # as the process does when it starts
+    neighbours = Neighbours(VectorIndex(4))
+    text = "How do I reset the password of my account at the bank, number {}?"
+    page: list[tuple[Record, Vector | None]] = [
+        (
+            Record(f"a.{number}", "a.context", text.format(number), "a.1", "mock", "0.0.0", 1.0, 2.0),
+            np.eye(1, 4, dtype="f4")[0],
+        )
+        for number in range(500)
+    ]
+    assert await longest_turn(neighbours.put_all(page)) < 0.01
+    assert len(neighbours.records) == len(neighbours.index) == 500
+    assert await longest_turn(neighbours.bound(500)) < 0.01
+    assert len(neighbours.records) == len(neighbours.index) == 0
+    neighbours.close()
 
 
 async def test_many_records_are_removed_beside_lookups() -> None:
