@@ -43,16 +43,15 @@ _INTERROGATIVES = frozenset(("who", "whom", "whose", "what", "which", "when", "w
 
 
 class _Token(NamedTuple):
-    """`core` is what the punctuation `before` and `after` surrounds; `word` is it in lower case, "" if it is no word.
-
-    A word is of ASCII letters, with apostrophes between them.
+    """`core` is what the punctuation `before` and `after` surrounds; `word` is it in lower case, "" if it is no word,
+    and `spelling` that of the word. A word is of ASCII letters, with apostrophes between them.
     """
 
     before: str
     core: str
     after: str
     word: str
-    spelling: Spelling | None
+    spelling: Spelling
 
 
 def normal_form(text: str) -> str | None:
@@ -107,14 +106,14 @@ def _token(written: str) -> _Token:
     before, _, after = written.partition(core) if core else ("", "", written)
     is_word = core.isascii() and (core.isalpha() or _WORD.fullmatch(core))
     word = core.lower() if is_word else ""
-    return _Token(before, core, after, word, spelling(word) if word else None)
+    return _Token(before, core, after, word, spelling(word))
 
 
 def _is_english(tokens: list[_Token]) -> bool:
     """Whether most words are in the dictionary in lower case, and one of them is frequent."""
-    known = [token.spelling for token in tokens if token.spelling is not None]
-    others = sum(any(map(str.isalpha, token.core)) for token in tokens if token.spelling is None)
-    return 2 * sum(each.plain for each in known) > len(known) + others and any(each.frequent for each in known)
+    words = sum(any(map(str.isalpha, token.core)) for token in tokens)
+    plain = sum(token.spelling.plain for token in tokens)
+    return 2 * plain > words and any(token.spelling.frequent for token in tokens)
 
 
 def _is_question(tokens: list[_Token]) -> bool:
@@ -135,7 +134,7 @@ def _folded(tokens: list[_Token]) -> list[str]:
     spelt = Counter(word for word, _ in {(token.word, token.core) for token in tokens})
     return [
         token.word
-        if token.spelling is not None
+        if token.word
         and token.core[0].isupper()
         and token.core[1:] == token.word[1:]
         and _is_written_either_way(tokens, place, token.spelling, spelt[token.word] == 1)
@@ -166,7 +165,7 @@ def _starts_sentence(tokens: list[_Token], place: int) -> bool:
         return True
     last = tokens[place - 1]
     if "." in last.after and len(last.word) < _SHORTEST_BEFORE_STOP:
-        return last.spelling is not None and last.spelling.plain and last.spelling.frequent
+        return last.spelling.plain and last.spelling.frequent
     return _SENTENCE_END.search(last.after) is not None
 
 
@@ -176,7 +175,7 @@ def _is_pronoun(tokens: list[_Token], place: int) -> bool:
     after = tokens[place + 1] if place + 1 < len(tokens) else None
     if before is not None and not before.after and _agrees_with_i(before.word):
         return True
-    if after is None or after.spelling is None or tokens[place].after or (before and before.word in _AUXILIARIES):
+    if after is None or tokens[place].after or (before and before.word in _AUXILIARIES):
         return False
     opens_clause = before is None or bool(before.after) or before.word in _INTERROGATIVES
     return _agrees_with_i(after.word) or (after.spelling.verb and (opens_clause or after.spelling.frequent))
