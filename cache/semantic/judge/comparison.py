@@ -45,9 +45,10 @@ class Read(NamedTuple):
 def contradict(ours: Answer, theirs: Answer) -> bool:
     """Whether each has a number that the other lacks, or one is a copy of the other but for a few words.
 
-    A paraphrase differs in most of its words, so that one word proves nothing; in a copy it is what is meant.
+    One of them alone may have more numbers. A paraphrase differs in most of its words, so that one word proves nothing;
+    in a copy it is what is meant.
     """
-    if _both_more(ours.numbers, theirs.numbers):
+    if not (ours.numbers <= theirs.numbers or theirs.numbers <= ours.numbers):
         return True
     differing = len(ours.words) + len(theirs.words) - 2 * (ours.counts & theirs.counts).total()
     return ours.words != theirs.words and (differing <= _FEW_WORDS or _shared(ours, theirs) > _COPY)
@@ -84,8 +85,3 @@ def _weight(words: Set[str]) -> int:
 def _shared(ours: Answer, theirs: Answer) -> float:
     """The share of words in common, in any order (Dice)."""
     return 2 * (ours.counts & theirs.counts).total() / max(1, len(ours.words) + len(theirs.words))
-
-
-def _both_more(ours: Set[str], theirs: Set[str]) -> bool:
-    """Whether each has an element that the other lacks; one of them alone may have more."""
-    return not (ours <= theirs or theirs <= ours)
