@@ -69,6 +69,11 @@ class VectorIndex:
     def partitions(self) -> int:
         return len(self._partitions)
 
+    def unlisted(self, partition: str) -> int:
+        """How many entries of a partition are in no lists, so that a search compares each."""
+        found = self._partitions.get(partition)
+        return 0 if found is None else len(found.flat)
+
     @property
     def bytes(self) -> int:
         """The memory that entries and partitions take, ids and names included."""

@@ -20,7 +20,9 @@ T = TypeVar("T")
 # Some kilobytes each; reading one again takes a tenth of a millisecond.
 _TEXTS_KEPT = 16_384
 _LONGEST_KEPT = 500
+# Entries in all, and compared ones: a search takes half a millisecond, as long as a switch to the thread and back.
 _SEARCHED_AT_ONCE = 20_000
+_COMPARED_AT_ONCE = 2_000
 _LOOKED_AT_AT_ONCE = 1000
 AT_ONCE = 16
 """Records that come or go while lookups wait: their normal forms take a millisecond."""
@@ -82,7 +84,7 @@ class Neighbours:
 
     async def near(self, partition: str, vector: Vector) -> list[Neighbour]:
         """The sixteen nearest records of a partition, and as many published ones of its context; nearest first."""
-        if len(self.index) <= _SEARCHED_AT_ONCE:  # half a millisecond, as long as a switch to the thread and back
+        if len(self.index) <= _SEARCHED_AT_ONCE and self.index.unlisted(partition) <= _COMPARED_AT_ONCE:
             found = self._search(partition, vector)
         else:
             found = await self._run(self._search, partition, vector)

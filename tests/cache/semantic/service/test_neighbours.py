@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cache.semantic.index.index import VectorIndex
+from cache.semantic.index.partition import Thresholds
 from cache.semantic.inspection.decisions import KEPT, Decisions, StoredQuestion
 from cache.semantic.messages import LookupRequest
 from cache.semantic.normal_form.english import load as load_words
@@ -69,6 +70,22 @@ async def test_many_records_come_and_go_beside_lookups() -> None:
     assert len(neighbours.records) == len(neighbours.index) == 500
     assert await longest_turn(neighbours.bound(500)) < 0.01
     assert len(neighbours.records) == len(neighbours.index) == 0
+    neighbours.close()
+
+
+async def test_a_long_search_is_no_turn_of_the_event_loop() -> None:
+    """Of a partition without lists, as it is while they are made, every entry is compared: beside other lookups."""
+    index = VectorIndex(384, Thresholds(flat=15_000))
+    vectors = np.random.default_rng(0).standard_normal((15_000, 384)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    for number, vector in enumerate(vectors):
+        index.add("a.context", f"a.{number}", vector, 2e9)
+    neighbours = Neighbours(index)
+
+    async def search() -> None:
+        await neighbours.near("a.context", vectors[0])
+
+    assert min([await longest_turn(search()) for _ in range(5)]) < 0.001
     neighbours.close()
 
 
