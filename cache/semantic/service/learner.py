@@ -177,10 +177,12 @@ class Learner:
         await self._remove([entry], announced=True)
         return was_there
 
-    async def discard(self, entries: Sequence[str]) -> None:
-        """Remove entries that other processes remove by themselves."""
-        for start in range(0, len(entries), AT_ONCE):
-            await self._remove(entries[start : start + AT_ONCE], announced=False)
+    async def discard(self, records: Sequence[Record]) -> None:
+        """Remove records that other processes remove by themselves, but none of a newer answer."""
+        for start in range(0, len(records), AT_ONCE):
+            some = records[start : start + AT_ONCE]
+            if entries := [record.entry for record in some if not self._is_replaced(record)]:
+                await self._remove(entries, announced=False)
 
     async def _remove(self, entries: Sequence[str], announced: bool) -> None:
         for entry in entries:

@@ -123,18 +123,18 @@ class Neighbours:
             return None
         return self.records.change(entry, created, confirmed=(*record.confirmed, namespace))
 
-    async def chosen(self, is_chosen: Callable[[Record], bool]) -> list[str]:
-        """The entries of such records; lookups go on meanwhile."""
+    async def chosen(self, is_chosen: Callable[[Record], bool]) -> list[Record]:
+        """Such records; lookups go on meanwhile."""
         found = []
         for number, record in enumerate(self.records):
             if is_chosen(record):
-                found.append(record.entry)
+                found.append(record)
             if number % _LOOKED_AT_AT_ONCE == 0:
                 await asyncio.sleep(0)
         return found
 
-    async def purged(self) -> list[str]:
-        """The entries that no longer count."""
+    async def purged(self) -> list[Record]:
+        """Those that no longer count."""
         return await self.chosen(lambda record: not self._counts(record))
 
     async def bound(self, most: int) -> None:

@@ -148,6 +148,21 @@ async def test_an_answer_is_found_before_a_slow_judge_has_compared_it(slow: Host
     assert slow.figure("labels_from_miss") == 1
 
 
+async def test_a_fresh_answer_is_not_removed_with_purged_ones(slow: Host) -> None:
+    """One that comes to a purged entry while the records of others are removed stays."""
+    vector = await slow.embedder.embed(ASKED)
+    for number in range(100):
+        old = Record(f"a.{number}", PARTITION, ASKED, "a.0", "m", "0.0.0", 1.0, time.time() + 60)
+        await slow.neighbours.put(old, vector)
+    purging = asyncio.create_task(slow.learner.discard(await slow.neighbours.chosen(lambda record: True)))
+    while len(slow.neighbours.records) == 100:
+        await asyncio.sleep(0)  # for some of them
+    fresh = msgspec.structs.replace(old, created=2.0)
+    await slow.neighbours.put(fresh, vector)
+    await purging
+    assert list(slow.neighbours.records) == [fresh]
+
+
 async def test_answers_are_found_while_the_judge_is_busy(slow: Host, server: ChatServer) -> None:
     """Answers are found before the judge has compared earlier ones, a few of which it compares at once."""
     for number in range(100):
