@@ -64,13 +64,14 @@ class RecallWatch:
         if self._closing or time.monotonic() < self._free_at or random.random() >= self._comparing.share:  # noqa: S311  # a sample is no secret
             return
         self._free_at = float("inf")
-        self._run(lambda: self._compare(owner, vector, first, now))
+        latest = self._table.additions
+        self._run(lambda: self._compare(owner, vector, first, now, latest))
 
     def close(self) -> None:
         """What runs ends after some rows."""
         self._closing = True
 
-    def _compare(self, owner: int, vector: Floats, first: float, now: float) -> None:
+    def _compare(self, owner: int, vector: Floats, first: float, now: float, latest: int) -> None:
         began = time.monotonic()
         with self._lock:
             rows = self._table.rows_of(owner)
@@ -80,6 +81,7 @@ class RecallWatch:
                 return
             with self._lock:
                 piece = self._table.alive(self._table.still_of(owner, rows[start : start + _PIECE]), now)
+                piece = piece[self._table.stamps(piece) <= latest]  # later ones could not be found
                 highest = float(self._table.cosines(piece, vector).max(initial=highest))
             time.sleep(_PAUSE)
         if highest >= -1:  # else all have expired

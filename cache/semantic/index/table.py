@@ -32,7 +32,7 @@ class RowTable:
         # Of each addition another one, so it tells whether a row still has the same entry.
         self._stamps = np.zeros(0, np.int64)
         self._free: list[int] = []
-        self._additions = 0
+        self.additions = 0
 
     def __len__(self) -> int:
         """Rows, with free ones between those in use."""
@@ -55,9 +55,9 @@ class RowTable:
             self.entries.append(entry)
             if row == len(self.owners):
                 self._resize(row + _STEP)
-        self._additions += 1
+        self.additions += 1
         np.rint(vector * np.float32(_SCALE), out=self._codes[row], casting="unsafe")
-        self._expires[row], self.owners[row], self._stamps[row] = expires, owner, self._additions
+        self._expires[row], self.owners[row], self._stamps[row] = expires, owner, self.additions
         return row
 
     def remove(self, row: int) -> int:

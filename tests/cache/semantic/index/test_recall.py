@@ -60,6 +60,18 @@ def test_searches_that_find_all_show_one() -> None:
         assert index.recall.at_1 == 1.0
 
 
+def test_what_is_added_after_a_search_was_not_missed() -> None:
+    """A comparison may begin late, while the lists of another partition are made."""
+    with filled(Thresholds(flat=32, scan=10**9), rows=600) as index:
+        for number, vector in enumerate(topics(10_000, DIMENSIONS, seed=2)):
+            index.add("q", f"q{number}", vector, LATER)
+        (question,) = topics(1, DIMENSIONS, seed=3)
+        index.search("p", question, 16, NOW)
+        index.add("p", "new", question, LATER)
+        compared(index, 1)
+        assert index.recall.at_1 == 1.0
+
+
 def test_exact_searches_are_not_compared() -> None:
     """A partition without lists is searched exactly anyway."""
     with filled(Thresholds(), rows=100) as index:
