@@ -254,6 +254,7 @@ class RecordLog:
         """The reply to one command. Raises StoreUnavailable, also if Redis refuses it."""
         (reply,) = await self._replies(command, deadline=deadline)
         if isinstance(reply, RedisError):
+            self.breaker.trip(reply)
             raise StoreUnavailable(f"redis: {reply}") from reply
         return reply
 
