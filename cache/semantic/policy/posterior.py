@@ -86,6 +86,8 @@ class Posterior(msgspec.Struct, array_like=True, eq=False):
     def __post_init__(self) -> None:
         if self.mean.shape != (FEATURES,) or self.covariance.shape != (FEATURES, FEATURES):
             raise ValueError(f"mean and covariance must be of {FEATURES} features")
+        if not (np.isfinite(self.mean).all() and np.isfinite(self.covariance).all()):
+            raise ValueError("mean and covariance must be finite")
         if not np.allclose(self.covariance, self.covariance.T, rtol=1e-6, atol=1e-12):
             raise ValueError("covariance must be symmetric")
         widths = np.linalg.eigvalsh(self.covariance)

@@ -83,5 +83,5 @@ def test_it_is_always_a_number_and_survives_its_state(labels: list[tuple[bool, f
 @pytest.mark.parametrize("state", [(math.nan, 1.0), (1.0, math.nan), (1.0, 0.1), (-1.0, 1.0), (1.0, 1e9)])
 def test_an_impossible_state_is_refused(state: tuple[float, float]) -> None:
     """Not finite, less than was known before anything came, or more than is remembered."""
-    with pytest.raises(UnusableState, match=r"finite|`float` "):
+    with pytest.raises(UnusableState, match=r"`float` [<>]= "):
         thaw(freeze("calibration", state), "calibration", Calibration)

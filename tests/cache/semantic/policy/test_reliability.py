@@ -113,7 +113,7 @@ def test_what_was_counted_is_part_of_the_state() -> None:
     ("classes", "why"),
     [
         (((1, 0, 1.0, 1.0, 0.5, 0.0),) * (len(BOUNDS) - 1), "length"),
-        (((1, 0, math.nan, 1.0, 0.5, 0.0),) * len(BOUNDS), "finite"),
+        (((1, 0, math.nan, 1.0, 0.5, 0.0),) * len(BOUNDS), ">= 0"),
         (((1, 0, 1.0, 1.0, 0.5, 2.0),) * len(BOUNDS), "more than the whole"),
         (((1, 2, 1.0, 1.0, 0.5, 0.0),) * len(BOUNDS), "more than the whole"),
         (((-1, 0, 1.0, 1.0, 0.5, 0.0),) * len(BOUNDS), ">= 0"),

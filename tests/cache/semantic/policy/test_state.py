@@ -187,7 +187,7 @@ def test_a_label_has_numbers_as_evidence_has_them(field: str, value: object) -> 
     """NaN in a posterior is for ever, and so is what overflows."""
     label = Label("e", (1.0,), True, "miss")
     fields = [value if name == field else getattr(label, name) for name in label.__struct_fields__]
-    with pytest.raises(UnusableState, match=r"finite|within ±100|<= 1.0"):
+    with pytest.raises(UnusableState, match=r"within ±100|= [01]\.0"):
         decode_label(freeze("label", fields))
 
 
