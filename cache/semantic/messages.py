@@ -49,9 +49,9 @@ class LookupRequest(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
 class LookupReply(msgspec.Struct, frozen=True, array_like=True):
     """The reply to `LookupRequest`. `query` is its number, for the answer that may follow.
 
-    `similarity` is that of the nearest question with the answer that most neighbours have, `risk` the probability that
-    this answer is wrong; both are None where nobody knows. `entry` is an answer to that question that may go to who
-    asks, computed at `created` (Unix seconds); "" for none.
+    `similarity` is that of the question that vouches for the answer which most votes are for, or of the nearest one
+    where a guard refuses that; `risk` is the probability that this answer is wrong. Both are None where nobody knows.
+    `entry` is an answer to that question that may go to who asks, computed at `created` (Unix seconds); "" for none.
     """
 
     query: int

@@ -30,7 +30,7 @@ MIN_SIMILARITY = 0.5
 
 
 class StoredQuestion(NamedTuple):
-    """The stored question nearest to a new one, of those that have the answer in question; see `SemanticDecision`."""
+    """The stored question that vouches for an answer, or the nearest one where none does; see `SemanticDecision`."""
 
     entry: str
     model: str

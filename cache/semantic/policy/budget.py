@@ -175,7 +175,7 @@ class BudgetPolicy(Policy):
         return replace(decision, audit=compares or self._load.draw(chance), audit_chance=chance)
 
     def _plain_risk(self, evidence: Evidence) -> float:
-        """Before the correction by audits."""
+        """Before the correction by judgements."""
         by_posterior = self.learned.posterior.wrong(evidence.features, DEVIATIONS)
         return max(by_posterior, self.learned.wrong_answers.risk_of(evidence.answer))
 

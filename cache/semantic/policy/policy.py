@@ -58,10 +58,10 @@ class Decision:
     """Whether to serve the neighbours' answer.
 
     `risk` is the probability that this answer is wrong, after all corrections and in [0, 1]: what `x-keepgate-risk`
-    shows. It is None for a policy that knows none. `plain_risk` is the same before the correction by audits. `audit`
-    says that the upstream is to be asked although the answer is served, and the answers compared; `audit_chance` is
-    the probability with which that was drawn, 0 where nothing is served. `limit` is the highest risk that was served
-    then, None where the policy has none, and `inflation` the correction by audits.
+    shows. It is None for a policy that knows none. `plain_risk` is the same before the correction by judgements.
+    `audit` says that the upstream is to be asked although the answer is served, and the answers compared;
+    `audit_chance` is the probability with which that was drawn, 0 where nothing is served. `limit` is the highest risk
+    that was served then, None where the policy has none, and `inflation` the correction by judgements.
     """
 
     serve: bool

@@ -1,4 +1,4 @@
-"""BERT models in `bert.cpp`: two fifths of ONNX Runtime's time for a short text, and less of torch's."""
+"""BERT models in `bert.cpp`: a sixth of torch's time for a short text (docs/decisions/013-embedding-runtime.md)."""
 
 import ctypes
 import threading
