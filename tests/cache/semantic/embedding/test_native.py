@@ -196,15 +196,13 @@ def test_a_missing_or_failing_compiler_is_reported(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("harm", ["cut", "other size", "other vectors"])
-def test_a_harmed_reference_is_refused(harm: str, plain_model: Path, native: NativeEncoder, tmp_path: Path) -> None:
-    """A damaged reference, or one of other vectors, raises NativeUnavailable."""
+@pytest.mark.parametrize("harm", ["other size", "other vectors"])
+def test_another_reference_is_refused(harm: str, plain_model: Path, native: NativeEncoder, tmp_path: Path) -> None:
+    """A reference of other vectors raises NativeUnavailable."""
     cache = tmp_path / "cache"
     cache.mkdir()
     path = reference_file(native.fingerprint, cache)
     vectors = native.encode(TEXTS)
     np.save(path, vectors[:, :-1] if harm == "other size" else vectors[::-1])
-    if harm == "cut":
-        path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(NativeUnavailable, match=r"be compared with the reference|lowest cosine 0\.\d+, needed 0\.9999"):
+    with pytest.raises(NativeUnavailable, match=r"lowest cosine 0\.\d+, needed 0\.9999"):
         compiled(plain_model, cache)
