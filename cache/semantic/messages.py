@@ -50,7 +50,8 @@ class LookupReply(msgspec.Struct, frozen=True, array_like=True):
     """The reply to `LookupRequest`. `query` is its number, for the answer that may follow.
 
     `similarity` is that of the question that vouches for the answer which most votes are for, or of the nearest one
-    where a guard refuses that; `risk` is the probability that this answer is wrong. Both are None where nobody knows.
+    that has it, where a guard refuses; `risk` is the probability that this answer is wrong. Both are None where nobody
+    knows.
     `entry` is an answer to that question that may go to who asks, computed at `created` (Unix seconds); "" for none.
     """
 
@@ -73,7 +74,7 @@ class LookupHit(LookupReply, frozen=True, array_like=True, tag="found", kw_only=
 
 class LookupMiss(LookupReply, frozen=True, array_like=True, tag="not found"):
     """No answer may be served: that of `entry` may be like it, and no more. `guard` is the name of the one that refused
-    the nearest neighbour's, or "".
+    it, or "".
     """
 
     guard: str = ""

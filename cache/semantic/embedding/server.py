@@ -20,6 +20,8 @@ from cache.stores.breaker import Breaker
 _PROBE = "What is the capital of France?"
 # Of one text, computed twice by one model: half floats and other batches move it less.
 _MIN_COSINE = 0.99
+# So many of its largest numbers, by place and sign, tell a model from others.
+_LARGEST = 4
 _MAX_BYTES = 16 * 2**20
 # A longer reply takes more than a millisecond to read.
 _READ_AT_ONCE = 64 * 2**10
@@ -107,7 +109,10 @@ class ServerModel:
         """`probed` is what `first_vector` gave; `deadline` the seconds for a call."""
         self.name = server.name
         self.dimensions = probed.shape[0]
-        identity = f"{server.endpoint}\0{server.model}\0{server.prompt}\0{self.dimensions}"
+        # A server may have another model under the same name later, and computes the same one not to the last bit.
+        largest = sorted(np.argsort(-np.abs(probed))[:_LARGEST].tolist())
+        signs = [f"{place}{'+' if probed[place] > 0 else '-'}" for place in largest]
+        identity = "\0".join([server.endpoint, server.model, server.prompt, str(self.dimensions), *signs])
         self.fingerprint = xxhash.xxh3_128_hexdigest(identity.encode())
         self.failures = 0
         self.breaker = _breaker(server, self._probe, deadline)

@@ -190,6 +190,11 @@ def wording_of(text: str, near: Sequence[Neighbour], members: Sequence[int]) -> 
     return wording if wording.place is None else wording._replace(place=members[wording.place])
 
 
+def compared(weighed: Evidence, wording: Wording, near: Sequence[Neighbour]) -> Neighbour:
+    """The neighbour that vouches for the answer, or the nearest one with it, to which a guard objects."""
+    return near[weighed.members[0] if wording.place is None else wording.place]
+
+
 def vouched(weighed: Evidence, wording: Wording, near: Sequence[Neighbour]) -> Evidence | None:
     """The evidence for the neighbour that vouches, not always the nearest one with the answer; None if none does."""
     if wording.place is None:

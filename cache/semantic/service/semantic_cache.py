@@ -32,7 +32,7 @@ from cache.semantic.messages import (
 from cache.semantic.policy.policy import NEIGHBOURS, Evidence, Policy
 from cache.semantic.policy.threshold import ThresholdPolicy
 from cache.semantic.service.learner import Learner
-from cache.semantic.service.neighbours import Neighbour, neighbourhood_of, vouched, wording_of
+from cache.semantic.service.neighbours import Neighbour, compared, neighbourhood_of, vouched, wording_of
 from cache.semantic.service.queries import Latest, Query
 from cache.semantic.service.records import Record, Vector
 
@@ -43,7 +43,7 @@ _EXPLAINED = 5
 class Candidate(NamedTuple):
     """The answer that the neighbours of a question speak for, and the question whose record vouches for it.
 
-    Without `evidence` it may not be served, since `guard` refuses it; then `neighbour` is the nearest.
+    Without `evidence` it may not be served, since `guard` refuses it; then `neighbour` is the nearest with the answer.
     """
 
     neighbour: Neighbour
@@ -147,7 +147,7 @@ class SemanticCache:
             wording = await asyncio.to_thread(wording_of, text, near, weighed.members)
         else:
             wording = wording_of(text, near, weighed.members)
-        record, similarity = neighbour = near[wording.place or 0]
+        record, similarity = neighbour = compared(weighed, wording, near)
         features = named_features(weighed, wording)
         stored = StoredQuestion(record.entry, record.model, record.text, similarity, features)
         return Candidate(neighbour, vouched(weighed, wording, near), wording.veto, stored)

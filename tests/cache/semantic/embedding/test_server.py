@@ -76,8 +76,8 @@ def test_a_url_may_be_the_server_s_the_version_s_or_the_endpoint_s(url: str, end
     assert EmbeddingServer(url, "m").endpoint == endpoint
 
 
-async def test_models_are_told_apart_by_url_name_prompt_and_dimensions(api: EmbeddingsApi, minilm: Encoder) -> None:
-    """Each of the four changes the fingerprint; the key does not."""
+async def test_models_are_told_apart_by_url_name_prompt_and_vector(api: EmbeddingsApi, minilm: Encoder) -> None:
+    """Each of the four changes the fingerprint; the key and the last bits of a vector do not."""
     servers = [
         EmbeddingServer(api.url, "m"),
         EmbeddingServer(api.url, "other"),
@@ -88,10 +88,12 @@ async def test_models_are_told_apart_by_url_name_prompt_and_dimensions(api: Embe
     for server in servers:
         async with opened(server) as embedders:
             found.append(embedders.lookups.model.fingerprint)
-    api.encoder = minilm
-    async with opened(servers[0]) as embedders:
-        found.append(embedders.lookups.model.fingerprint)
-    assert len(set(found)) == len(found) == 5
+    for encoder in (_Shifted(api.encoder), minilm):
+        api.encoder = encoder
+        async with opened(servers[0]) as embedders:
+            found.append(embedders.lookups.model.fingerprint)
+    assert len(set(found)) == len(found) == 6
+    api.encoder = _Inexact(minilm)
     async with opened(EmbeddingServer(api.url, "m", KEY)) as embedders:
         assert embedders.lookups.model.fingerprint == found[-1]
 
@@ -212,3 +214,11 @@ class _Shifted:
 
     def encode(self, texts: list[str]) -> np.ndarray:
         return np.roll(self._encoder.encode(texts), 1, axis=1)
+
+
+class _Inexact(_Shifted):
+    """The same model, as another machine computes it."""
+
+    def encode(self, texts: list[str]) -> np.ndarray:
+        vectors = self._encoder.encode(texts)
+        return vectors + np.random.default_rng(1).normal(0, 1e-5, vectors.shape).astype(np.float32)

@@ -14,7 +14,7 @@ from cache.semantic.messages import LookupRequest
 from cache.semantic.normal_form.english import load as load_words
 from cache.semantic.policy.policy import Decision
 from cache.semantic.policy.threshold import ThresholdPolicy
-from cache.semantic.service.neighbours import Neighbour, Neighbours, neighbourhood_of, vouched, wording_of
+from cache.semantic.service.neighbours import Neighbour, Neighbours, compared, neighbourhood_of, vouched, wording_of
 from cache.semantic.service.records import Record, Vector
 
 
@@ -42,6 +42,14 @@ def test_nothing_vouches_where_all_are_refused() -> None:
     near = [neighbour("a.1", "How do I buy gold?", 0.95)]
     weighed = ThresholdPolicy(0.9).weigh(neighbourhood_of(near))
     assert vouched(weighed, wording_of("How do I sell gold?", near, weighed.members), near) is None
+
+
+def test_a_refusal_is_told_of_a_question_with_the_answer() -> None:
+    """Not of a nearer one with another answer, which has no part in it."""
+    near = [neighbour("a.1", "How is gold mined?", 0.96), neighbour("a.2", "How do I buy gold?", 0.95)]
+    weighed = ThresholdPolicy(0.9).weigh(neighbourhood_of(near))._replace(members=(1,))
+    wording = wording_of("How do I sell gold?", near, weighed.members)
+    assert (wording.veto, compared(weighed, wording, near)) == ("words", near[1])
 
 
 async def longest_turn(work: Coroutine[Any, Any, None]) -> float:

@@ -74,6 +74,24 @@ def test_a_language_is_named_where_a_text_shows_it(text: str, language: str | No
     assert language_of(text) == language
 
 
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        ("what does US mean?", "what does US mean"),
+        ("what does us mean?", "what does us mean"),
+        ("Is IT down?", "is IT down"),
+        ("When is it May?", "when is it May"),
+        ("May I pay? May I wait?", "may i pay may i wait"),
+        ("WHAT DOES US MEAN?", "what does us mean"),
+        ("Can You Help Me Please?", "can you help me please"),
+        ("Where is my PIN for Apple Pay?", "where is my pin for apple pay"),
+    ],
+)
+def test_a_capital_may_make_another_word_of_a_frequent_one(question: str, words: str) -> None:
+    """Of an acronym or a name within a sentence, and not where everything has capitals."""
+    assert " ".join(Text.of(question).words) == words
+
+
 def test_reading_takes_time_in_proportion_to_the_length() -> None:
     """Texts that make patterns look back are read as others are: ten times the text takes no hundred times the time."""
 
