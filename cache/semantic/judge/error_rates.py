@@ -123,7 +123,6 @@ class ErrorRates:
         self._classes: dict[str, _Counts] = {}
         self._known: dict[str, tuple[float, JudgeError]] = {}
         self._prior = self._measured(_Counts())
-        self.pairs = 0
 
     def limit(self, model: str, answers: AnswerClass) -> float:
         """The score above which two answers are called the same."""
@@ -157,7 +156,6 @@ class ErrorRates:
             bins[_bin(pair.score)] += 1.0
             if sum(bins) >= _HALVED_AT:
                 bins[:] = [number / 2 for number in bins]
-        self.pairs += 1
 
     def snapshot(self) -> bytes:
         return freeze(_STATE, _State(self._classes))

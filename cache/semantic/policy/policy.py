@@ -14,6 +14,8 @@ Vector = npt.NDArray[np.float64]
 
 NEIGHBOURS = 16
 """How many neighbours of a question a policy is shown at most."""
+COMPARED_ANSWERS, LEAST_COMPARED = 4, 0.5
+"""With how many different answers a fresh one is compared, and the least similarity of their questions."""
 
 
 class Neighbourhood(NamedTuple):

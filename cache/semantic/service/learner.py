@@ -21,6 +21,7 @@ from cache.semantic.judge.judge import Judge
 from cache.semantic.judge.repeatability import MAX_DISAGREEMENT, disagreement_of, is_repeatable, probability_of
 from cache.semantic.messages import AnswerStored
 from cache.semantic.policy.label import Label
+from cache.semantic.policy.policy import COMPARED_ANSWERS, LEAST_COMPARED
 from cache.semantic.service.answers import Answers, KnownAnswer, plain_answer
 from cache.semantic.service.labels import Labels
 from cache.semantic.service.log import RecordLog
@@ -32,9 +33,6 @@ from cache.semantic.service.records import Record, Vector
 
 log = logging.getLogger(__name__)
 
-# Different answers with which a fresh one is compared, and how near their questions must be.
-_MAX_COMPARED = 4
-_MIN_SIMILARITY = 0.5
 _MAX_WAITING = 1000
 _JUDGED_AT_ONCE = 4
 # A record should be stored with its group of equal answers. So an idle judge is waited for, at most so many seconds,
@@ -225,7 +223,7 @@ class Learner:
         near = [
             record
             for record, similarity in await self.neighbours.near(note.partition, vector)
-            if record.entry != note.entry and similarity >= _MIN_SIMILARITY
+            if record.entry != note.entry and similarity >= LEAST_COMPARED
         ]
         return near if served is None else [served, *near]
 
@@ -315,7 +313,7 @@ class Learner:
         Answers recomputed meanwhile or unreadable are left out.
         """
         fresh, query, budget = comparison.record, comparison.query, self._judge_budget
-        found = await self._texts_of(comparison.others, 1 if budget.is_short else _MAX_COMPARED)
+        found = await self._texts_of(comparison.others, 1 if budget.is_short else COMPARED_ANSWERS)
         budget.earn()
         # The choice does not depend on the verdict, so the verdicts are an unbiased sample.
         if found and not (query is not None and query.is_audit) and not budget.take():

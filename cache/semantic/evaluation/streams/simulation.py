@@ -9,7 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.semantic.policy.budget import BudgetPolicy
-from cache.semantic.policy.policy import NEIGHBOURS, Evidence, Neighbourhood, Policy, label_of
+from cache.semantic.policy.policy import (
+    COMPARED_ANSWERS,
+    LEAST_COMPARED,
+    NEIGHBOURS,
+    Evidence,
+    Neighbourhood,
+    Policy,
+    label_of,
+)
 from cache.semantic.policy.posterior import JudgeError
 from cache.semantic.wording.comparison import compare
 from cache.semantic.wording.text import Text
@@ -19,8 +27,6 @@ Vectors = npt.NDArray[np.float32]
 
 # So many nearest questions are listed in advance for each; where too few of them are stored, all stored are searched.
 _LISTED = 512
-# Different answers with which a fresh one is compared, and how near their questions must be.
-_MAX_COMPARED, _MIN_SIMILARITY = 4, 0.5
 
 
 class StreamJudge(Protocol):
@@ -249,6 +255,6 @@ def _compared(
     chosen: dict[int, tuple[int, float]] = {}
     pairs = list(zip(near.tolist(), similarities.tolist(), strict=True))
     for other, similarity in sorted(pairs, key=lambda pair: pair[0] != source):
-        if other == source or (not only_source and similarity >= _MIN_SIMILARITY):
+        if other == source or (not only_source and similarity >= LEAST_COMPARED):
             chosen.setdefault(int(groups[other]), (other, similarity))
-    return list(chosen.values())[:_MAX_COMPARED]
+    return list(chosen.values())[:COMPARED_ANSWERS]
