@@ -10,7 +10,7 @@ from cache.semantic.policy.label import Label
 # Of a Gamma distribution of the ratio before anything is known: wrong answers, and how many were expected.
 _PRIOR_WRONG, _PRIOR_EXPECTED = 1.04, 0.8
 _LEAST_WRONG = 0.3
-_CONFIDENCE = 0.93
+_CONFIDENCE = 0.95
 _MOST_EXPECTED = 200.0
 """Older judgements fade beyond so many wrong answers that were expected: some hundred thousand requests."""
 _LEAST = 0.25
@@ -20,7 +20,7 @@ _MISS_WEIGHT = 0.4
 
 class Calibration(msgspec.Struct, array_like=True):
     """Audits say how many answers were wrong of those that were served, and how many of them were expected to be. The
-    ratio has a Gamma posterior (wrong answers are rare, so their number is Poisson's); its 93 % quantile is reckoned
+    ratio has a Gamma posterior (wrong answers are rare, so their number is Poisson's); its 95 % quantile is reckoned
     with, so that few judgements leave it high and many let it come down, below 1 as well.
 
     Audits are few. Misses whose risk was a few times what is served are all judged, and show the same calibration a
