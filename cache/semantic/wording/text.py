@@ -23,6 +23,7 @@ _OPERATOR = r"(?:(?<=\d)|(?<=\d\s))[-*()!]|[-*()](?=\s?\d)|(?<!\S)-(?=\w)|(?<!\S
 _WORD = re.compile(rf"\d+(?:[.,:]\d+)*|[{UNDIVIDED}]|(?:(?![{UNDIVIDED}])[^\W\d])+|{_OPERATOR}|(?![-*()!])[^\w\s]")
 _NOT = re.compile(r"n't\b", re.IGNORECASE)
 # Where a capital says nothing: before it there is nothing, or what may end a sentence.
+_LOOKED_BACK = 8
 _START = re.compile(r"(?:^|[.!?:;\u2026]|\n)[\W_]*\Z")
 _SILENT = frozenset(
     ".,;:?\"'[]{}\u2026\u2014\u00bf\u00a1\u3001\u3002\u300a\u300b\u300c\u300d\u300e\u300f\u201c\u201d\u201e\u00ab\u00bb_~`"
@@ -54,20 +55,20 @@ class Text(msgspec.Struct, frozen=True):
         # Where most words have one, as in a title, capitals say nothing.
         keeps = 0 < 2 * capitals <= len(found)
         words = tuple(
-            written if keeps and written != word and _is_another_word(written, word, read[:start]) else word
+            written if keeps and written != word and _is_another_word(written, word, read, start) else word
             for written, word, start in found
             if word not in _SILENT
         )
         return cls(plain, words, verbatim(plain))
 
 
-def _is_another_word(written: str, word: str, before: str) -> bool:
+def _is_another_word(written: str, word: str, text: str, start: int) -> bool:
     """Whether a capital within a sentence makes a name or an acronym of a frequent word: US, May, IT, WHO."""
     if len(word) == 1 or not word.isascii():
         return False
     known = spelling(word)
     meaning = known.acronym if written.isupper() else known.name
-    return known.frequent and meaning and not _START.search(before[-8:])
+    return known.frequent and meaning and not _START.search(text, max(0, start - _LOOKED_BACK), start)
 
 
 def _spelt_out(text: str) -> str:
