@@ -23,8 +23,9 @@ _OPERATOR = r"(?:(?<=\d)|(?<=\d\s))[-*()!]|[-*()](?=\s?\d)|(?<!\S)-(?=\w)|(?<!\S
 _WORD = re.compile(rf"\d+(?:[.,:]\d+)*|[{UNDIVIDED}]|(?:(?![{UNDIVIDED}])[^\W\d])+|{_OPERATOR}|(?![-*()!])[^\w\s]")
 _NOT = re.compile(r"n't\b", re.IGNORECASE)
 # Where a capital says nothing: before it there is nothing, or what may end a sentence.
-_LOOKED_BACK = 8
 _START = re.compile(r"(?:^|[.!?:;\u2026]|\n)[\W_]*\Z")
+# So many characters back at most.
+_LOOKED_BACK = 8
 _SILENT = frozenset(
     ".,;:?\"'[]{}\u2026\u2014\u00bf\u00a1\u3001\u3002\u300a\u300b\u300c\u300d\u300e\u300f\u201c\u201d\u201e\u00ab\u00bb_~`"
 )
