@@ -6,6 +6,7 @@ import functools
 import logging
 import math
 import random
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -57,6 +58,8 @@ _SERVICE = "keepgate-semantic-cache"
 _STORE_DEADLINE = 2.0
 _TICK = 0.5
 _STUCK_SECONDS = 1.0
+# Notes that wait for the model, the newest; as many wait in a gateway for the process.
+_MAX_EARLY = 1000
 # Shares of the gateway's deadline. A lookup that would wait longer for the embedding model is refused at once, and one
 # that has taken so long is refused as late: a gateway without any reply marks the process as unavailable.
 _SHARE_FOR_WAITING = 0.5
@@ -64,7 +67,7 @@ _SHARE_FOR_ASKING = 0.8
 
 
 class Service:
-    """Passes messages to the semantic cache. Until there is one, questions are refused and notes are dropped."""
+    """Passes messages to the semantic cache. Until there is one, questions are refused and notes wait."""
 
     def __init__(self, socket: Path, model: str, deadline: float, tracing: Tracing) -> None:
         self.socket = socket
@@ -73,8 +76,12 @@ class Service:
         self._patience = deadline * _SHARE_FOR_ASKING
         self._cache: SemanticCache | None = None
         self._describe: Callable[[], Stats | Refused] = lambda: Refused("")
+        self._early: deque[Note] = deque(maxlen=_MAX_EARLY)
 
-    def begin(self, cache: SemanticCache, describe: Callable[[], Stats | Refused]) -> None:
+    async def begin(self, cache: SemanticCache, describe: Callable[[], Stats | Refused]) -> None:
+        """Takes the notes that waited; from then on questions are answered."""
+        while self._early:
+            await cache.handle(self._early.popleft())
         self._cache, self._describe = cache, describe
 
     def end(self) -> None:
@@ -84,6 +91,9 @@ class Service:
     async def handle(self, message: Question | Note) -> Reply | None:
         """The reply to a question; that to a note is not sent. Raises CacheError if the cache fails."""
         if self._cache is None:
+            if isinstance(message, Note):
+                self._early.append(message)
+                return None
             return Refused(f"the semantic cache is not ready: it waits for {self._model}")
         if isinstance(message, StatsRequest):
             return self._describe()
@@ -178,7 +188,7 @@ async def _running(config: Config, embedders: Embedders, judging: Embedder, serv
             return Stats(_figures(learner, judge, embedders, sharing, shared))
 
         async with _tasks(works):
-            service.begin(cache, describe)
+            await service.begin(cache, describe)
             try:
                 yield
             finally:

@@ -1,18 +1,66 @@
 """How the process is put together."""
 
+import asyncio
+import threading
+import time
+from pathlib import Path
+
 import msgspec
 import pytest
 
+from cache.errors import StoreUnavailable
+from cache.semantic.client import SemanticClient
+from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.judge import fitted
+from cache.semantic.messages import AnswerStored, Stats, StatsRequest
 from cache.semantic.service.config import Config
-from cache.semantic.service.service import judge_name
+from cache.semantic.service.service import judge_name, open_service
 from gateway.settings.cache import SemanticSettings
+from tests.waiting import until
 
 
-def _config(judge: str, judge_model: str = "") -> Config:
+def _config(judge: str = "embedding", judge_model: str = "", socket: str = "") -> Config:
     said = msgspec.structs.asdict(SemanticSettings(judge=judge, judge_model=judge_model))
     used = {name: value for name, value in said.items() if name in Config.__struct_fields__}
-    return Config(**{**used, "model_key": "", "judge_key": "", "socket": "", "redis": "", "models": ""})
+    return Config(**{**used, "model_key": "", "judge_key": "", "socket": socket, "redis": "", "models": ""})
+
+
+async def test_what_is_noted_before_the_model_is_loaded_is_learned_later(folder: Path, minilm: Encoder) -> None:
+    """So after a restart too: a gateway's next note may be the first message to the new process."""
+    loading, goes_on = threading.Event(), threading.Event()
+
+    def load(*_: object) -> Encoder:
+        loading.set()
+        assert goes_on.wait(60)
+        return minilm
+
+    async def serve() -> None:
+        async with open_service(_config(socket=str(folder / "s")), load):
+            await asyncio.Event().wait()
+
+    async def are_learned() -> bool:
+        try:
+            return (await client.ask(StatsRequest(), Stats)).figures["entries"] == 3
+        except StoreUnavailable:  # it is not ready yet
+            return False
+
+    serving = asyncio.create_task(serve())
+    client = SemanticClient(folder / "s", 60.0)
+    try:
+        assert await asyncio.to_thread(loading.wait, 60)
+        body = msgspec.json.encode({"choices": [{"message": {"content": "Paris."}, "finish_reason": "stop"}]})
+        for number in range(3):
+            text, now = f"What is the capital of country {number}?", time.time()
+            note = AnswerStored(0, f"a.{number}", "a.context", text, "m", "0.0.0", now, now + 60, body)
+            await client.note(note)
+        with pytest.raises(StoreUnavailable, match="not ready"):
+            await client.ask(StatsRequest(), Stats)  # so the notes have been read
+        goes_on.set()
+        await until(are_learned)
+    finally:
+        goes_on.set()
+        serving.cancel()
+        await asyncio.wait([serving])
 
 
 @pytest.mark.parametrize(
