@@ -301,7 +301,7 @@ PARTS: dict[str, Part] = {
         "semantic_latency",
         [
             (
-                "1,000 entries in one partition: embed, search, guards, p50",
+                "1,000 entries in one partition: embed, search, compare, p50",
                 "semantic look-up, 1,000 entries, p50",
                 "ms",
                 False,

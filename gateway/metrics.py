@@ -242,7 +242,7 @@ def samples() -> Iterator[tuple[str, dict[str, str], float]]:
 
 
 semantic_lookups = _counter("semantic_lookups", "Lookups in the semantic cache.", "outcome")
-semantic_refusals = _counter("semantic_refusals", "Near answers that a guard refused.", "guard")
+semantic_vetoes = _counter("semantic_vetoes", "Answers that only a veto kept from being served.", "veto")
 semantic_audits = _counter("semantic_audits", "Semantic hits that an upstream was asked about as well.")
 semantic_lookup_seconds = Histogram(
     "keepgate_semantic_lookup_seconds",

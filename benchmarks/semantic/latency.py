@@ -1,4 +1,4 @@
-"""How long the semantic cache takes to answer a question: embedding, search and guards, on one core.
+"""How long the semantic cache takes to answer a question: embedding, search and vetoes, on one core.
 
 As a program it makes one of the measurements, in a process of its own: `python -m benchmarks.semantic.latency ENTRIES`.
 """
@@ -50,10 +50,10 @@ _SETTLE_SECONDS = 900.0
 _METHOD = """\
 One process on one core with everything that the service of the semantic cache does for one question: its normal form,
 the embedding of all-MiniLM-L6-v2, the search for sixteen neighbours in one partition, the weighing of their votes, the
-guards over the texts of those with the winning answer, and the decision of the budget policy. Questions are those of
+vetoes over the texts of those with the winning answer, and the decision of the budget policy. Questions are those of
 Banking77's test split, one after the other. Ten thousand entries are the questions of its train split; a million are
 mixtures of real ones (see the semantic index), each with the text and the intent of the question that has the larger
-part in it. The way over the socket is not in it. "Over a pair" is all guards over two texts that are both read for it;
+part in it. The way over the socket is not in it. "Over a pair" is all vetoes over two texts that are both read for it;
 in the service a question is read once, and what was read of the last 16,384 cached ones is kept."""
 
 
@@ -63,7 +63,7 @@ class Measured(msgspec.Struct, kw_only=True):
     ask: list[float]
     embed: list[float]
     search: list[float]
-    guards: list[float]
+    compare: list[float]
     pair: list[float]
     entry_bytes: float
 
@@ -78,7 +78,7 @@ async def measure(quick: bool) -> Figure:
         for percent, target in ((50, 3.0 if small else 6.0), (99, 8.0 if small else None)):
             rows.append(
                 Row(
-                    what=f"{name}: embed, search, guards, p{percent}",
+                    what=f"{name}: embed, search, compare, p{percent}",
                     unit="ms",
                     rounds=tuple(float(np.percentile(run.ask, percent)) for run in runs),
                     target=Target("most", target) if target else None,
@@ -87,7 +87,7 @@ async def measure(quick: bool) -> Figure:
             )
         if small:
             pairs = tuple(float(np.median(run.pair)) for run in runs)
-            rows.append(Row(what="all guards over a pair", unit="ms", rounds=pairs, target=Target("most", 0.1)))
+            rows.append(Row(what="all vetoes over a pair", unit="ms", rounds=pairs, target=Target("most", 0.1)))
         if not small or quick:
             bytes_of = tuple(run.entry_bytes for run in runs)
             rows.append(
@@ -97,7 +97,7 @@ async def measure(quick: bool) -> Figure:
 
 
 def _beside(run: Measured) -> dict[str, float | str]:
-    steps = {"embed": run.embed, "search": run.search, "guards": run.guards}
+    steps = {"embed": run.embed, "search": run.search, "compare": run.compare}
     return {
         f"{step} p{percent} ms": round(float(np.percentile(times, percent)), 3)
         for step, times in steps.items()
@@ -138,13 +138,13 @@ async def measure_here(entries: int, folder: Path) -> Measured:
             began = time.perf_counter()
             await cache.ask(LookupRequest(f"public.{number}", _PARTITION, text, 1.0, True))
             took.append(1000 * (time.perf_counter() - began))
-        times = {step: [1000 * each for each in cache.figures.times(step)] for step in ("embed", "search", "guards")}
+        times = {step: [1000 * each for each in cache.figures.times(step)] for step in ("embed", "search", "compare")}
     neighbours.close()
     return Measured(ask=took, entry_bytes=entry_bytes, pair=_pair_times(asked, texts), **times)
 
 
 def _pair_times(asked: Sequence[str], known: Sequence[str]) -> list[float]:
-    """Milliseconds of reading both texts of each of some pairs, and of all guards over them."""
+    """Milliseconds of reading both texts of each of some pairs, and of all vetoes over them."""
     took = []
     for one, other in zip(asked, known, strict=False):
         began = time.perf_counter()

@@ -20,7 +20,7 @@ _DELTAS = (0.01, 0.005)
 _SHOWN = "0.95"
 _METHOD = f"""\
 What `keepgate eval-pairs` says of each file. The traps are pairs of questions about money that differ in one thing that
-matters (Ramnarayan, MIT licence); "served at any threshold" are those that no guard refuses, which a policy may then
+matters (Ramnarayan, MIT licence); "served at any threshold" are those that no veto forbids, which a policy may then
 serve or not. Other files are those named in {PAIRS}, separated by `{os.pathsep}`; their columns are text_a, text_b and
 label."""
 
@@ -60,14 +60,14 @@ def traps() -> list[LabelledPair]:
 
 def _trap_rows(report: Report) -> list[Row]:
     allowed = report["negatives"] - sum(refused["negatives"] for refused in report["refusals"].values())
-    unguarded = report["static"][_SHOWN]["guards_off"]["wrong_hits"]
+    without_vetoes = report["static"][_SHOWN]["vetoes_off"]["wrong_hits"]
     return [
         Row(
             what=f"{report['negatives']} finance traps served, at any threshold",
             unit="pairs",
             rounds=(float(allowed),),
             target=Target("most", 0.0),
-            beside=({f"without guards, at {_SHOWN}": float(unguarded)},),
+            beside=({f"without vetoes, at {_SHOWN}": float(without_vetoes)},),
         )
     ]
 
@@ -75,9 +75,9 @@ def _trap_rows(report: Report) -> list[Row]:
 def _rows(name: str, figures: dict[str, dict[str, Any]]) -> list[Row]:
     return [
         row
-        for guards in ("guards_on", "guards_off")
+        for vetoes in ("vetoes_on", "vetoes_off")
         for what in ("recall", "wrong_share_of_hits", "negatives_served")
-        for row in _row(f"{name}, {guards}: {what}", figures[guards], what)
+        for row in _row(f"{name}, {vetoes}: {what}", figures[vetoes], what)
     ]
 
 

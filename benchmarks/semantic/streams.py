@@ -222,10 +222,10 @@ def _veto_rows(name: str, stream: Stream, orders: int) -> list[Row]:
 
 def _gain_rows(name: str, stream: Stream, outcomes: Sequence[Outcome]) -> list[Row]:
     rows = []
-    for guarded in (False, True):
+    for with_vetoes in (False, True):
         gains, gains_at_delta, beside = [], [], []
         for order, outcome in enumerate(outcomes):
-            static = [serve_by_threshold(stream, stream.order(order), at, guarded) for at in _THRESHOLDS]
+            static = [serve_by_threshold(stream, stream.order(order), at, with_vetoes) for at in _THRESHOLDS]
             same_wrong, at_delta = best_within(static, outcome.wrong), best_within(static, _COMPARED)
             gains.append(_gain(outcome, same_wrong))
             gains_at_delta.append(_gain(outcome, at_delta))
@@ -237,8 +237,8 @@ def _gain_rows(name: str, stream: Stream, outcomes: Sequence[Outcome]) -> list[R
                     "static at delta": at_delta.hits,
                 }
             )
-        least = None if guarded else _MIN_GAIN.get(name)
-        thresholds = f"{'guarded' if guarded else 'plain'} static thresholds"
+        least = None if with_vetoes else _MIN_GAIN.get(name)
+        thresholds = f"{'' if with_vetoes else 'plain '}static thresholds{' with vetoes' if with_vetoes else ''}"
         for against, found in ((thresholds, gains), (f"{thresholds} that are wrong in delta", gains_at_delta)):
             rows.append(
                 Row(

@@ -50,7 +50,7 @@ class LookupReply(msgspec.Struct, frozen=True, array_like=True):
     """The reply to `LookupRequest`. `query` is its number, for the answer that may follow.
 
     `similarity` is that of the question that vouches for the answer which most votes are for, or of the nearest one
-    that has it, where a guard refuses; `risk` is the probability that this answer is wrong. Both are None where nobody
+    that has it, where there is a veto; `risk` is the probability that this answer is wrong. Both are None where nobody
     knows.
     `entry` is an answer to that question that may go to who asks, computed at `created` (Unix seconds); "" for none.
     """
@@ -73,11 +73,11 @@ class LookupHit(LookupReply, frozen=True, array_like=True, tag="found", kw_only=
 
 
 class LookupMiss(LookupReply, frozen=True, array_like=True, tag="not found"):
-    """No answer may be served: that of `entry` may be like it, and no more. `guard` is the name of the one that refused
+    """No answer may be served: that of `entry` may be like it, and no more. `veto` is the name of what forbids
     it, or "".
     """
 
-    guard: str = ""
+    veto: str = ""
 
 
 class ExplainRequest(msgspec.Struct, frozen=True, array_like=True, tag="explain"):
@@ -90,11 +90,11 @@ class ExplainRequest(msgspec.Struct, frozen=True, array_like=True, tag="explain"
 
 
 class ExplainedNeighbour(msgspec.Struct, frozen=True, array_like=True):
-    """A question near to another: its entry, the cosine of the two, and the guard that refuses its answer, or ""."""
+    """A question near to another: its entry, the cosine of the two, and the veto that forbids its answer, or ""."""
 
     entry: str
     similarity: float
-    guard: str
+    veto: str
 
 
 class Explanation(msgspec.Struct, frozen=True, array_like=True, tag="explained"):

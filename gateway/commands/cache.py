@@ -209,8 +209,8 @@ def _explain(client: OperatorClient, parsed: argparse.Namespace) -> int:
         notes = [f"{_seconds(entry['age'])} old"]
         if near["similarity"] is not None:
             notes.append(f"similarity {near['similarity']:.3f}")
-        if near["guard"]:
-            notes.append(f"refused by the guard {near['guard']}")
+        if near["veto"]:
+            notes.append(f"veto: {near['veto']}")
         print(f"\n{entry['id']}  {entry['model']}, {', '.join(notes)}")
         for difference in near["differences"] or ():
             print(f"  {_difference(difference)}")

@@ -142,15 +142,15 @@ class _ReadyResponse(web.StreamResponse):
 
 
 def semantic_headers(reply: LookupReply | None) -> dict[str, str]:
-    """The similarity of the nearest question, the risk of its answer, and the guard that refused it."""
+    """The similarity of the nearest question, the risk of its answer, and the veto that kept it back."""
     headers: dict[str, str] = {}
     if reply is None or reply.similarity is None:
         return headers
     headers["x-keepgate-similarity"] = f"{reply.similarity:.4f}"
     if reply.risk is not None:
         headers["x-keepgate-risk"] = f"{reply.risk:.5f}"
-    if isinstance(reply, LookupMiss) and reply.guard:
-        headers["x-keepgate-guard"] = reply.guard
+    if isinstance(reply, LookupMiss) and reply.veto:
+        headers["x-keepgate-veto"] = reply.veto
     return headers
 
 

@@ -240,8 +240,8 @@ class SemanticLookup:
             return
         query.reply = reply
         metrics.semantic_lookups.labels("found" if isinstance(reply, LookupHit) else "not found").inc()
-        if isinstance(reply, LookupMiss) and reply.guard:
-            metrics.semantic_refusals.labels(reply.guard).inc()
+        if isinstance(reply, LookupMiss) and reply.veto:
+            metrics.semantic_vetoes.labels(reply.veto).inc()
         if isinstance(reply, LookupHit) and ask.serve:
             query.hit = await self._fetch(client, reply)
             # An answer to the same question, written differently, is audited for the judge's sake.

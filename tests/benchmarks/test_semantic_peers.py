@@ -79,7 +79,7 @@ def test_hindsight_is_the_best_threshold_within_the_error_limit() -> None:
 
     thresholds = hindsight(Asked("made up", list(texts), [str(a) for a in answers], stream))
 
-    found = {each: serve_by_threshold(stream, np.arange(200), each, guarded=False) for each in THRESHOLDS}
+    found = {each: serve_by_threshold(stream, np.arange(200), each, with_vetoes=False) for each in THRESHOLDS}
     assert 0 < found[thresholds[0]].hits < max(outcome.hits for outcome in found.values())
     assert all(outcome.wrong > MAX_WRONG or outcome.hits <= found[thresholds[0]].hits for outcome in found.values())
     assert all(found[each].wrong <= MAX_WRONG for each in thresholds)

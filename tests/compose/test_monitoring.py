@@ -276,7 +276,7 @@ async def watched(tmp_path: Path) -> AsyncIterator[Prometheus]:
 NEEDS_MORE = {
     # (dashboard, panel): what this test does not run
     ("keepgate-semantic", "Lookups"): "the semantic cache",
-    ("keepgate-semantic", "Near answers that a guard refused"): "the semantic cache",
+    ("keepgate-semantic", "Answers that only a veto kept back"): "the semantic cache",
     ("keepgate-semantic", "Time of a lookup"): "the semantic cache",
     ("keepgate-stack", "Disk of the volumes"): "the volumes of compose.yaml; make test-compose does",
 }

@@ -72,6 +72,6 @@ def answers_of(questions: Questions) -> list[str]:
 def hindsight(asked: Asked) -> Sequence[float]:
     """Thresholds that are wrong in few enough requests of this very order, the one with the most hits first."""
     order = np.arange(asked.stream.size)
-    found = {each: serve_by_threshold(asked.stream, order, each, guarded=False) for each in THRESHOLDS}
+    found = {each: serve_by_threshold(asked.stream, order, each, with_vetoes=False) for each in THRESHOLDS}
     within = [threshold for threshold, outcome in found.items() if outcome.wrong <= MAX_WRONG]
     return sorted(within, key=lambda threshold: -found[threshold].hits)

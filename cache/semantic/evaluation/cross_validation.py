@@ -58,7 +58,7 @@ def served_by_policy(evidence: Sequence[Vector], same: Flags, allowed: Flags, de
     way, into FOLDS parts. For each part, a posterior of correctness learns from the labels of the other parts, every
     pair a neighbourhood of one; the limit of risk is the highest at which, of the other parts' pairs, neither the
     expected nor the actual wrong answers are more than `delta` of all requests, and what is below it is served. Only
-    pairs that the guards allow (`allowed`, bool [pairs]) are learned from and served; all are requests. With fewer
+    pairs that the vetoes allow (`allowed`, bool [pairs]) are learned from and served; all are requests. With fewer
     labels than the live policy needs, WARM_LABELS, nothing is served.
 
     Args:
@@ -86,7 +86,7 @@ def served_by_policy(evidence: Sequence[Vector], same: Flags, allowed: Flags, de
 
 
 def features_of(similarity: float, wording: Wording) -> Vector:
-    """Of a pair as a question with one neighbour; nothing is known of the words of one that a guard refuses."""
+    """Of a pair as a question with one neighbour; nothing is known of the words of one with a veto."""
     evidence = evidence_of(Neighbourhood(("",), (similarity,), ("",)))
     return (evidence if wording.veto else evidence.with_wording(wording.features)).features
 

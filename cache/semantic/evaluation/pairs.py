@@ -1,4 +1,4 @@
-"""The report on labelled pairs: what a similarity and the guards say of each, and what would be served."""
+"""The report on labelled pairs: what a similarity and the vetoes say of each, and what would be served."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -34,9 +34,9 @@ def report_on_pairs(
     passed = np.array([not wording.veto for wording in wordings], dtype=np.bool_)
 
     def figures(served: Callable[[Flags], Flags]) -> dict[str, Any]:
-        """Of what is `served` of the pairs that guards allow, and of all."""
-        guards = {"guards_on": passed, "guards_off": np.ones_like(passed)}
-        return {name: figures_of(served(allowed), same)._asdict() for name, allowed in guards.items()}
+        """Of what is `served` of the pairs that vetoes allow, and of all."""
+        vetoes = {"vetoes_on": passed, "vetoes_off": np.ones_like(passed)}
+        return {name: figures_of(served(allowed), same)._asdict() for name, allowed in vetoes.items()}
 
     def above(least: float) -> Callable[[Flags], Flags]:
         return lambda allowed: allowed & (similarities >= least)
@@ -79,7 +79,7 @@ def _notes(same: Flags, passed: int) -> list[str]:
         notes.append(f"All pairs are {'positive' if same.all() else 'negative'}: the other class has no figures.")
     if passed * (FOLDS - 1) // FOLDS < WARM_LABELS:
         notes.append(
-            f"Guards let {passed} pairs pass. The policy serves nothing before it has learned from {WARM_LABELS},"
+            f"Vetoes let {passed} pairs pass. The policy serves nothing before it has learned from {WARM_LABELS},"
             f" and it learns from {FOLDS - 1} of {FOLDS} parts of them."
         )
     return notes
@@ -94,9 +94,9 @@ def format_pairs_report(report: Report) -> str:
             f"{report['file']}: {report['pairs']} pairs, {report['positives']} positive and {report['negatives']}"
             f" negative, embedded with {report['model']}",
             "",
-            "              guards on                      guards off",
+            "              vetoes on                      vetoes off",
             "serve         recall  wrong/hits  neg.served  recall  wrong/hits  neg.served",
-            *(f"{name:<12}{_cells(row['guards_on'])}{_cells(row['guards_off'])}" for name, row in rows),
+            *(f"{name:<12}{_cells(row['vetoes_on'])}{_cells(row['vetoes_off'])}" for name, row in rows),
             "",
             "recall      share of the positive pairs (label 1) that are answered from the cache",
             "wrong/hits  share of what is answered from the cache that is negative (label 0): a wrong answer",
@@ -104,7 +104,7 @@ def format_pairs_report(report: Report) -> str:
             f"policy      the default policy with a budget of {report['delta']:g} wrong answers per request, judged on",
             "            pairs it has not learned from; the other rows serve whatever is at least so similar",
             "",
-            f"refused by guards (positive, negative pairs): {'; '.join(refusals) or 'none'}",
+            f"vetoed (positive, negative pairs): {'; '.join(refusals) or 'none'}",
             *report["notes"],
         ]
     )

@@ -122,7 +122,7 @@ class Policy(Protocol):
     def decide(self, evidence: Evidence | None, max_risk: float = 1.0, compares: bool = False) -> Decision:
         """Decide one request; each request is decided exactly once.
 
-        `evidence` is None if there is no neighbour, or a guard refuses all that have the answer. `max_risk` is what
+        `evidence` is None if there is no neighbour, or a veto forbids all that have the answer. `max_risk` is what
         the caller allows; a policy that knows no risk serves nothing to one who limits it. Who `compares` will judge
         what is decided here whatever it is, as if each serving were audited.
         """

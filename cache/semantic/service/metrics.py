@@ -14,14 +14,14 @@ class ServiceMetrics:
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
-        self._refusals: Counter[str] = Counter()
+        self._vetoes: Counter[str] = Counter()
         self._times: dict[str, deque[float]] = {}
 
     def count(self, what: str) -> None:
         self._counts[what] += 1
 
-    def count_refusal(self, guard: str) -> None:
-        self._refusals[guard] += 1
+    def count_veto(self, veto: str) -> None:
+        self._vetoes[veto] += 1
 
     @contextlib.contextmanager
     def timing(self, step: str) -> Iterator[None]:
@@ -37,7 +37,7 @@ class ServiceMetrics:
         """Times in milliseconds."""
         return {
             **self._counts,
-            "refused_by_guard": dict(self._refusals),
+            "vetoed": dict(self._vetoes),
             "milliseconds": {step: _summary(times) for step, times in self._times.items()},
         }
 

@@ -191,7 +191,7 @@ def wording_of(text: str, near: Sequence[Neighbour], members: Sequence[int]) -> 
 
 
 def compared(weighed: Evidence, wording: Wording, near: Sequence[Neighbour]) -> Neighbour:
-    """The neighbour that vouches for the answer, or the nearest one with it, to which a guard objects."""
+    """The neighbour that vouches for the answer, or the nearest one with it, where a veto forbids all."""
     return near[weighed.members[0] if wording.place is None else wording.place]
 
 

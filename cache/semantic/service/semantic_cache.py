@@ -43,12 +43,12 @@ _EXPLAINED = 5
 class Candidate(NamedTuple):
     """The answer that the neighbours of a question speak for, and the question whose record vouches for it.
 
-    Without `evidence` it may not be served, since `guard` refuses it; then `neighbour` is the nearest with the answer.
+    Without `evidence` it may not be served, since `veto` forbids it; then `neighbour` is the nearest with the answer.
     """
 
     neighbour: Neighbour
     evidence: Evidence | None
-    guard: str
+    veto: str
     stored: StoredQuestion
     """The neighbour for an operator, with the features that the policy judges by."""
 
@@ -131,7 +131,7 @@ class SemanticCache:
                 near = list(itertools.compress(near, are_repeatable))
         candidate = None
         if near:
-            with self.figures.timing("guards"):
+            with self.figures.timing("compare"):
                 candidate = await self._weigh(ask.text, near)
         return self._decide(ask, vector, candidate)
 
@@ -154,12 +154,12 @@ class SemanticCache:
 
     def _decide(self, ask: LookupRequest, vector: Vector, candidate: Candidate | None) -> LookupHit | LookupMiss:
         evidence = None if candidate is None else candidate.evidence
-        guard = "" if candidate is None else candidate.guard
+        veto = "" if candidate is None else candidate.veto
         # A client that no longer waits uses nothing of the budget.
         unwanted = "rejected" if ask.key in self._rejected else "gone" if self._lookups.has_left(ask.key) else ""
         max_risk = 0.0 if unwanted else ask.max_risk
         decision = self._policy(ask).decide(evidence, max_risk, compares=not ask.serve)
-        reason = guard or unwanted or decision.refusal
+        reason = veto or unwanted or decision.refusal
         watched = self.decisions.decided(ask, max_risk, decision, reason, candidate and candidate.stored)
         query = Query(
             ask.key,
@@ -176,13 +176,13 @@ class SemanticCache:
         self._open[number] = query
         if ask.threshold:
             self.figures.count("by_threshold")
-        if guard:
-            self.figures.count_refusal(guard)
+        if veto:
+            self.figures.count_veto(veto)
         if candidate is None:
             return LookupMiss(number)
         (record, similarity), risk = candidate.neighbour, decision.risk
         if not decision.serve:
-            return LookupMiss(number, similarity, risk if evidence else None, record.entry, record.created, guard)
+            return LookupMiss(number, similarity, risk if evidence else None, record.entry, record.created, veto)
         self.figures.count("served" if ask.serve else "observed")
         self._note(query)
         return LookupHit(
@@ -207,11 +207,11 @@ class SemanticCache:
             return Explanation("", "", None, "nothing was asked in the same context: system prompt, tools, parameters")
         alone = [await self._weigh(ask.text, [each], is_urgent=False) for each in near[:_EXPLAINED]]
         neighbours = tuple(
-            ExplainedNeighbour(neighbour.record.entry, neighbour.similarity, guard) for neighbour, _, guard, _ in alone
+            ExplainedNeighbour(neighbour.record.entry, neighbour.similarity, veto) for neighbour, _, veto, _ in alone
         )
         candidate = await self._weigh(ask.text, near, is_urgent=False)
         if candidate.evidence is None:
-            return Explanation("", "", None, f"the guard {candidate.guard!r} refuses the nearest answer", neighbours)
+            return Explanation("", "", None, f"the veto {candidate.veto!r} forbids the nearest answer", neighbours)
         serve, risk, reason = self._policy(ask).assess(candidate.evidence, ask.max_risk)
         return Explanation("semantic" if serve else "", candidate.evidence.entry, risk, reason, neighbours)
 

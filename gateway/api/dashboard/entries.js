@@ -125,7 +125,7 @@ function showExplanation(found) {
   for (const near of found.nearest) {
     const box = element("div", "", { class: "near" }), list = element("ul");
     box.append(element("code", near.entry.id), ` ${near.entry.model}, ${seconds(near.entry.age)} old`,
-      near.similarity === null ? "" : `, similarity ${near.similarity.toFixed(3)}`, near.guard ? `, refused by the guard ${near.guard}` : "");
+      near.similarity === null ? "" : `, similarity ${near.similarity.toFixed(3)}`, near.veto ? `, veto: ${near.veto}` : "");
     for (const difference of near.differences ?? []) list.append(element("li", said(difference)));
     box.append(list);
     parts.push(box);

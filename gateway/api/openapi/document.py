@@ -65,7 +65,7 @@ _RESPONSE_HEADERS: dict[str, tuple[str, Json]] = {
     "x-keepgate-entry": ("The id under which the answer is stored, if it is.", TEXT),
     "x-keepgate-similarity": ("How near the nearest question was.", {"type": "number"}),
     "x-keepgate-risk": ("How probably its answer is wrong for this one.", {"type": "number"}),
-    "x-keepgate-guard": ("The guard that refused its answer.", TEXT),
+    "x-keepgate-veto": ("The veto without which its answer would have been served.", TEXT),
     "x-keepgate-prefix-tokens": ("Prompt tokens that the engine did not compute again.", {"type": "integer"}),
     "x-keepgate-model": ("The model that has answered, where the request named another one.", TEXT),
     "x-keepgate-cost": (

@@ -17,7 +17,7 @@ CACHE_HEADERS = ("x-keepgate-cache", "x-keepgate-layer", "Cache-Status")
 """Of every answer that the cache took part in."""
 COST_HEADERS = ("x-keepgate-cost", "x-keepgate-saving")
 ENTRY_HEADERS = ("x-keepgate-entry", "Age", "x-keepgate-model", "x-keepgate-ignored-fields", *COST_HEADERS)
-SEMANTIC_HEADERS = ("x-keepgate-similarity", "x-keepgate-risk", "x-keepgate-guard")
+SEMANTIC_HEADERS = ("x-keepgate-similarity", "x-keepgate-risk", "x-keepgate-veto")
 
 BODY_ERRORS = (400, 408, 413)
 UPSTREAM_ERRORS = (502, 503, 504)

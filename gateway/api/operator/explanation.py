@@ -56,13 +56,13 @@ class LayerVerdict(msgspec.Struct, kw_only=True):
 
 class NearEntry(msgspec.Struct, kw_only=True):
     """An entry that is nearly the answer. `differences` is null for an entry that does not know its request;
-    `similarity` is the cosine of the questions, and `guard` what refuses the answer, where the semantic cache knows it.
+    `similarity` is the cosine of the questions, and `veto` what forbids the answer, where the semantic cache knows it.
     """
 
     entry: EntrySummary
     differences: list[Difference] | None
     similarity: float | None = None
-    guard: str = ""
+    veto: str = ""
 
 
 class RequestExplanation(msgspec.Struct, kw_only=True):
@@ -81,7 +81,7 @@ class RequestExplanation(msgspec.Struct, kw_only=True):
 
 class _Found(NamedTuple):
     similarity: float | None = None
-    guard: str = ""
+    veto: str = ""
 
 
 async def explain(request: web.Request) -> web.Response:
@@ -203,7 +203,7 @@ async def _semantic(request: web.Request, inference: InferenceRequest) -> tuple[
         found = await request.app[SEMANTIC].explain(inference)
     except StoreUnavailable as error:
         return LayerVerdict(layer="semantic", verdict="failed", reason=str(error)), {}
-    near = {each.entry: _Found(each.similarity, each.guard) for each in found.neighbours}
+    near = {each.entry: _Found(each.similarity, each.veto) for each in found.neighbours}
     return _semantic_verdict(found), near
 
 

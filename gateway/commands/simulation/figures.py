@@ -44,7 +44,7 @@ class Figures:
     semantic_lookup: float = _figure(
         4.48e-3,
         "s",
-        f"{_RESULTS}/semantic_latency.json: 10,000 entries in one partition: embed, search, guards, p50",
+        f"{_RESULTS}/semantic_latency.json: 10,000 entries in one partition: embed, search, compare, p50",
     )
     """Time of the semantic cache's process, of which a gateway has one, for a request that the exact cache misses."""
     prefill_speed: float = _figure(12_000.0, "tokens/s", "assumed, as by `keepgate route`; measure your own backend")

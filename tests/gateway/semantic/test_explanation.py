@@ -45,7 +45,7 @@ async def test_a_similar_question_is_explained_and_nothing_is_learned(
     [
         (chat(ASKED.lower()), "hit", "the same question was asked, written differently"),
         (chat(ASKED, temperature=0.3), "miss", "nothing was asked in the same context"),
-        (chat("How do I reset my router?"), "miss", "the guard"),
+        (chat("How do I reset my router?"), "miss", "the veto"),
         (chat("word " * 500), "miss", "too long to be compared"),
     ],
 )

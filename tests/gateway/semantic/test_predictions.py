@@ -33,13 +33,13 @@ async def test_the_answer_to_a_similar_question_predicts(semantic: SemanticStage
     assert await client.figure("predictions_total", source="neighbour") == before + 1
 
 
-async def test_an_answer_that_a_guard_refuses_predicts(semantic: SemanticStage, mock: MockUpstream) -> None:
+async def test_an_answer_with_a_veto_predicts(semantic: SemanticStage, mock: MockUpstream) -> None:
     """It is wrong by a number, and right for the rest."""
     client = await semantic.gateway(UpstreamSettings(url=mock.url, predictions=True))
     await client.post(chat("How do I send 20 dollars to my friend in Spain?"))
     await until_known(client, 1)
     answer = await client.post(chat("How do I send 200 dollars to my friend in Spain?"))
-    assert answer.headers["x-keepgate-guard"] == "numbers"
+    assert answer.headers["x-keepgate-veto"] == "numbers"
     assert prediction(mock.received[1]) == ANSWER
 
 

@@ -67,7 +67,7 @@ async def test_the_same_words_written_differently_need_no_model(
 
 
 @pytest.mark.parametrize(
-    ("asked", "again", "guard"),
+    ("asked", "again", "veto"),
     [
         ("How do I enable two-factor authentication?", "How do I disable two-factor authentication?", "words"),
         ("Convert 20 dollars to euros", "Convert 200 dollars to euros", "numbers"),
@@ -76,17 +76,17 @@ async def test_the_same_words_written_differently_need_no_model(
         ("Is it safe to take this with food?", "Is it not safe to take this with food?", "negation"),
     ],
 )
-async def test_a_question_that_a_guard_refuses_goes_upstream(
-    semantic: SemanticStage, mock: MockUpstream, asked: str, again: str, guard: str
+async def test_a_question_with_a_veto_goes_upstream(
+    semantic: SemanticStage, mock: MockUpstream, asked: str, again: str, veto: str
 ) -> None:
-    """A question that a guard refuses goes upstream at any similarity, with the guard's name."""
+    """A question with a veto goes upstream at any similarity, with the name of the veto."""
     client = await semantic.gateway(mock)
     await learned(client, chat(asked))
     answer = await client.post(chat(again))
 
     assert (answer.cache, answer.headers["x-keepgate-layer"]) == ("miss", "none")
     assert float(answer.headers["x-keepgate-similarity"]) > 0.6
-    assert answer.headers["x-keepgate-guard"] == (guard or answer.headers["x-keepgate-guard"])
+    assert answer.headers["x-keepgate-veto"] == (veto or answer.headers["x-keepgate-veto"])
     assert len(mock.received) == 2
 
 

@@ -35,7 +35,7 @@ def report_on_stream(
     delta: float,
     judge: JudgeError,
 ) -> Report:
-    """All figures of a stream as JSON values: of the policy with budget `delta`, and of static THRESHOLDS with guards.
+    """All figures of a stream as JSON values: of the policy with budget `delta`, and of static THRESHOLDS with vetoes.
 
     Shares are of the questions that reach the semantic cache. `progress` is told now and then how far it is, and
     `judge` is how often who compares two answers errs.
@@ -48,7 +48,7 @@ def report_on_stream(
     marks = sorted({round(stream.size * part / CHECKPOINTS) for part in range(1, CHECKPOINTS + 1)} - {0})
     order = np.arange(stream.size)
     run = serve_in_budget(stream, order, 0, delta, SimulatedJudge("simulated", judge), marks)
-    by_threshold = {least: serve_by_threshold(stream, order, least, guarded=True) for least in THRESHOLDS}
+    by_threshold = {least: serve_by_threshold(stream, order, least, with_vetoes=True) for least in THRESHOLDS}
     return {
         "file": file,
         "requests": len(asked),
@@ -135,7 +135,7 @@ def format_stream_report(report: Report) -> str:
         "   asked" + "".join(f"{name.partition('_')[0]:>8}" for name in columns),
         *(f"{point['asked']:>8}{_cells(point, *columns)}" for point in report["checkpoints"]),
         "",
-        "what a fixed similarity would serve, with the guards, to the end:",
+        "what a fixed similarity would serve, with the vetoes, to the end:",
         *(f">= {name}{_cells(row, 'hits', 'wrong')}" for name, row in report["static"].items()),
     ]
     if report["languages"]:

@@ -221,7 +221,7 @@ def steps_by_policy(
         yield Step(decision.serve, is_wrong, decision.serve and decision.audit)
 
 
-def serve_by_threshold(stream: Stream, order: Ints, threshold: float, guarded: bool) -> Outcome:
+def serve_by_threshold(stream: Stream, order: Ints, threshold: float, with_vetoes: bool) -> Outcome:
     """What a fixed threshold of similarity serves: the nearest neighbour, if it is near enough."""
     stored = np.zeros(stream.size, dtype=np.bool_)
     hits = wrong = 0
@@ -230,7 +230,7 @@ def serve_by_threshold(stream: Stream, order: Ints, threshold: float, guarded: b
         if (
             near.size
             and similarities[0] >= threshold
-            and not (guarded and compare(stream.text(asked), [stream.text(int(near[0]))]).veto)
+            and not (with_vetoes and compare(stream.text(asked), [stream.text(int(near[0]))]).veto)
         ):
             hits += 1
             wrong += int(stream.answers[near[0]] != stream.answers[asked])

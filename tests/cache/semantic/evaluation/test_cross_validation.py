@@ -66,7 +66,7 @@ def test_the_policy_serves_little_where_no_similarity_is_safe() -> None:
 @given(st.integers(0, 2**32 - 1), st.integers(0, 60))
 @settings(max_examples=20, deadline=None)
 def test_refused_pairs_and_pairs_with_few_labels_are_not_served(seed: int, allowed: int) -> None:
-    """A pair that guards refuse is never served, and no pair is served with too few labels."""
+    """A pair with a veto is never served, and no pair is served with too few labels."""
     draw = np.random.default_rng(seed)
     similarities = draw.uniform(0.9, 1.0, 300).astype(np.float32)
     same = np.ones(300, dtype=np.bool_)

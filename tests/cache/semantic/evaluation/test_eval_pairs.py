@@ -55,21 +55,21 @@ def report(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return parsed
 
 
-def test_figures_of_policy_and_thresholds_with_and_without_guards(eval_pairs: Command, file: Path) -> None:
-    """The report has figures of the policy and of fixed thresholds, each with and without guards."""
+def test_figures_of_policy_and_thresholds_with_and_without_vetoes(eval_pairs: Command, file: Path) -> None:
+    """The report has figures of the policy and of fixed thresholds, each with and without vetoes."""
     figures = report(eval_pairs(str(file), "--json", "--delta", "0.02", "--model", str(eval_pairs.model)))
     assert (figures["file"], figures["pairs"], figures["positives"], figures["negatives"]) == (str(file), 181, 121, 60)
     assert figures["delta"] == 0.02
     assert figures["notes"] == []
     assert figures["refusals"]["words"] == {"positives": 0, "negatives": 60}
     for row in (figures["policy"], *figures["static"].values()):
-        for guards in ("guards_on", "guards_off"):
-            assert {"recall", "wrong_share_of_hits", "negatives_served"} <= row[guards].keys()
-        assert row["guards_on"]["negatives_served"] == 0.0
-        assert row["guards_off"]["recall"] <= 120 / 121
-    assert figures["static"]["0.70"]["guards_on"]["recall"] == pytest.approx(120 / 121)
-    assert figures["static"]["0.70"]["guards_off"]["wrong_share_of_hits"] > 0.0
-    assert figures["policy"]["guards_on"]["recall"] > 0.5
+        for vetoes in ("vetoes_on", "vetoes_off"):
+            assert {"recall", "wrong_share_of_hits", "negatives_served"} <= row[vetoes].keys()
+        assert row["vetoes_on"]["negatives_served"] == 0.0
+        assert row["vetoes_off"]["recall"] <= 120 / 121
+    assert figures["static"]["0.70"]["vetoes_on"]["recall"] == pytest.approx(120 / 121)
+    assert figures["static"]["0.70"]["vetoes_off"]["wrong_share_of_hits"] > 0.0
+    assert figures["policy"]["vetoes_on"]["recall"] > 0.5
     assert list(figures["static"]) == sorted(figures["static"])
     assert {"0.70", "0.80", "0.90", "0.95", "0.98"} <= figures["static"].keys()
 
@@ -94,7 +94,7 @@ def test_pairs_of_one_class_have_no_figures_of_the_other(eval_pairs: Command, tm
     path = tmp_path / "traps.csv"
     path.write_text("text_a,text_b,label\nbuy it,sell it,0\nHow far is Rome?,How far is Oslo?,0\n", encoding="utf-8")
     figures = report(eval_pairs(str(path), "--json", "--model", str(eval_pairs.model)))
-    assert figures["policy"]["guards_on"] == {
+    assert figures["policy"]["vetoes_on"] == {
         "recall": None,
         "wrong_share_of_hits": 0.0,
         "negatives_served": 0.0,

@@ -40,7 +40,7 @@ def test_nothing_is_served_before_there_is_evidence() -> None:
 
 
 def test_without_evidence_nothing_is_served() -> None:
-    """No neighbour, or none that the guards let pass: whatever the budget."""
+    """No neighbour, or none that the vetoes let pass: whatever the budget."""
     stream = Stream(0.5, 0)
     stream.run(500, 80.0)
     assert stream.hits

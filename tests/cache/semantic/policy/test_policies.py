@@ -42,7 +42,7 @@ def test_a_near_neighbour_is_served_and_a_far_one_is_not(policy: Policy) -> None
 
 
 def test_without_evidence_nothing_is_served(policy: Policy) -> None:
-    """No neighbour, or none that the guards let pass."""
+    """No neighbour, or none that the vetoes let pass."""
     assert not any(policy.decide(None).serve for _ in range(100))
 
 

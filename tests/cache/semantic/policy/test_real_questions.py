@@ -1,4 +1,4 @@
-"""On real questions, through the guards: the budget holds, and the simulation counts what it should."""
+"""On real questions, through the vetoes: the budget holds, and the simulation counts what it should."""
 
 from collections import Counter
 
@@ -67,7 +67,7 @@ def test_the_nearest_are_the_nearest_of_what_is_stored() -> None:
 
 
 @pytest.mark.parametrize("judge", [SURE, ERRS], ids=["sure", "errs"])
-def test_the_budget_holds_on_questions_that_go_through_the_guards(judge: SimulatedJudge) -> None:
+def test_the_budget_holds_on_questions_that_go_through_the_vetoes(judge: SimulatedJudge) -> None:
     """There are hits, and what is wrong of them stays within delta."""
     stream = made(20, 40, 0.7)
     outcomes = [serve_in_budget(stream, stream.order(seed), seed, 0.02, judge).end.outcome for seed in range(3)]
@@ -77,13 +77,13 @@ def test_the_budget_holds_on_questions_that_go_through_the_guards(judge: Simulat
 
 
 def test_thresholds_trade_hits_for_wrong_answers() -> None:
-    """The lower, the more of both; guards take away some; the best in hindsight is the best of those allowed."""
+    """The lower, the more of both; vetoes take away some; the best in hindsight is the best of those allowed."""
     stream = made(20, 40, 0.7)
     order = stream.order(0)
-    plain = [serve_by_threshold(stream, order, at, guarded=False) for at in (0.9, 0.7, 0.5, 0.3)]
+    plain = [serve_by_threshold(stream, order, at, with_vetoes=False) for at in (0.9, 0.7, 0.5, 0.3)]
     assert [o.hits for o in plain] == sorted(o.hits for o in plain)
     assert plain[-1].wrong > plain[0].wrong
-    guarded = serve_by_threshold(stream, order, 0.5, guarded=True)
-    assert guarded.hits < plain[2].hits
+    with_vetoes = serve_by_threshold(stream, order, 0.5, with_vetoes=True)
+    assert with_vetoes.hits < plain[2].hits
     assert best_within(plain, plain[1].wrong).wrong <= plain[1].wrong
     assert best_within(plain, -1.0) == Outcome(0.0, 0.0, 0.0)

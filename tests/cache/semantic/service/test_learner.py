@@ -319,7 +319,7 @@ async def test_waiting_answers_are_compared_once_with_each_group(embedder: Embed
 
 
 async def test_texts_are_read_when_they_are_learned(embedder: Embedder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The guards read a text when it is learned, not during a lookup."""
+    """The vetoes read a text when it is learned, not during a lookup."""
     read: list[str] = []
     real = Text.of.__func__  # type: ignore[attr-defined]  # of a classmethod
 

@@ -23,7 +23,7 @@ def neighbour(entry: str, text: str, similarity: float) -> Neighbour:
 
 
 def test_a_threshold_is_of_the_question_that_vouches() -> None:
-    """Not of a nearer one with the same answer, which a guard refuses."""
+    """Not of a nearer one with the same answer, which has a veto."""
     near = [
         neighbour("a.1", "Wie setze ich mein Passwort zurück, wenn ich es vergessen habe?", 0.95),
         neighbour("a.2", "I forgot the password of my account", 0.6),
