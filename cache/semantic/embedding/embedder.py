@@ -118,11 +118,6 @@ class Embedder:
         self._wake = asyncio.Event()
 
     @property
-    def waiting(self) -> int:
-        """How many texts wait, without those that are being computed."""
-        return len(self._waiting)
-
-    @property
     def seconds_under_way(self) -> float:
         """Seconds since the running call began; negative if there is none."""
         # The clock of uvloop's loop has a resolution of a millisecond, in which a short text is computed.

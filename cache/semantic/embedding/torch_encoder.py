@@ -23,20 +23,24 @@ class TorchEncoder:
         # Read when the tokenizer is first used: its pool would take every core of the machine.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         torch.set_num_threads(1)
+        self.name = f"{files.name}, torch"
+        self.fingerprint = fingerprint
+        self._prompt = files.prompt
+        # Each call sets the tokenizer's padding, so calls must not overlap.
+        self._turn = threading.Lock()
         try:
             self._model = SentenceTransformer(str(files.folder), device="cpu", local_files_only=True).eval()
+            if (longest := self._model.max_seq_length) is not None and longest < 0:
+                raise ValueError(
+                    f"max_seq_length is {longest} in its sentence_bert_config.json; it must be how many tokens it reads"
+                )
+            self.dimensions = self.encode([""]).shape[1]
         # The library and its file formats raise any exception.
         except Exception as error:
             reason = next(iter(str(error).splitlines()), "") or type(error).__name__
             raise ModelUnusable(
                 f"{SETTING}: sentence-transformers cannot load {files.name!r} from {files.folder}: {reason}"
             ) from error
-        self._prompt = files.prompt
-        # Each call sets the tokenizer's padding, so calls must not overlap.
-        self._turn = threading.Lock()
-        self.name = f"{files.name}, torch"
-        self.fingerprint = fingerprint
-        self.dimensions = self.encode([""]).shape[1]
 
     def encode(self, texts: list[str]) -> Vectors:
         if not texts:

@@ -1,7 +1,7 @@
 """BERT models of sentence-transformers: which the compiled encoder supports, their weights and their tokenizer."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -55,8 +55,8 @@ class _Module(msgspec.Struct):
 class _Limit(msgspec.Struct):
     """Of sentence_bert_config.json, or, where that says nothing, of tokenizer_config.json."""
 
-    max_seq_length: int | None = None
-    model_max_length: float = float("inf")
+    max_seq_length: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    model_max_length: float | None = None
 
 
 def read_bert(folder: Path) -> Bert:
@@ -99,9 +99,9 @@ def read_bert(folder: Path) -> Bert:
         first = (shape.pad_token_id or 0) + 1
         weights[_POSITIONS] = weights[_POSITIONS][first:]
         shape = msgspec.structs.replace(shape, max_position_embeddings=shape.max_position_embeddings - first)
-    longest = limits[0].max_seq_length or limits[1].model_max_length
-    longest = int(min(longest, shape.max_position_embeddings))
-    return Bert(shape, _pooling(pooling) == "cls", longest, tokenizer, weights)
+    positions = shape.max_position_embeddings
+    longest = min(limits[0].max_seq_length or limits[1].model_max_length or positions, positions)
+    return Bert(shape, _pooling(pooling) == "cls", int(longest), tokenizer, weights)
 
 
 def _check(shape: BertShape) -> None:

@@ -1,5 +1,6 @@
 """Which model serves, on what, and what the operator reads when it is not the one that was meant."""
 
+import json
 import logging
 import resource
 import shutil
@@ -77,6 +78,38 @@ def test_any_other_model_has_the_vectors_of_the_library(
     expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
     np.testing.assert_allclose(encoder.encode(TEXTS), unit(expected), atol=1e-5)
     assert encoder.encode([]).shape == (0, encoder.dimensions)
+
+
+def _limited(plain_model: Path, folder: Path, limit: object, of_tokenizer: object) -> Path:
+    """A copy of the model with another `max_seq_length`, and another limit of its tokenizer."""
+    shutil.copytree(plain_model, folder)
+    for name, more in (
+        ("sentence_bert_config.json", {"max_seq_length": limit}),
+        ("tokenizer_config.json", {"model_max_length": of_tokenizer}),
+    ):
+        said = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(said | more))
+    return folder
+
+
+@pytest.mark.parametrize("of_tokenizer", [10**30, None])
+def test_a_model_without_a_limit_reads_as_many_tokens_as_it_has_positions(
+    of_tokenizer: object, plain_model: Path, tmp_path: Path
+) -> None:
+    """Where `max_seq_length` is null and the tokenizer has no limit either, that of the positions is left: 64."""
+    folder = _limited(plain_model, tmp_path / "model", None, of_tokenizer)
+    encoder = load_encoder(str(folder), tmp_path / "cache")
+    assert encoder.name == "model, compiled"
+    at_the_end, beyond, longer = encoder.encode([" ".join(["why"] * count + ["not"]) for count in (61, 62, 63)])
+    assert at_the_end @ beyond < 0.9999
+    assert beyond @ longer > 0.9999
+
+
+def test_a_negative_limit_is_reported_with_its_file(plain_model: Path, tmp_path: Path) -> None:
+    """sentence-transformers loads such a model, and can compute no text with it."""
+    folder = _limited(plain_model, tmp_path / "model", -1, 64)
+    with pytest.raises(ModelUnusable, match=r"'model' from .*: max_seq_length is -1.*sentence_bert_config\.json"):
+        load_encoder(str(folder), tmp_path / "cache")
 
 
 @pytest.fixture
