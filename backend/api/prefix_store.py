@@ -10,13 +10,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from backend.api.server_state import ServerState
 from backend.engine.async_engine import NOT_RUNNING
 from backend.engine.kv_connector import StoredPrefix
+from backend.engine.model_runner import BLOCK_SIZE
 from backend.errors import ModelError, PrefixStoreError, Unavailable
 from backend.model import ServedModel
 from backend.prefixes.audit import PrefixAuditor
 from backend.prefixes.fingerprint import fingerprint_of
 from backend.prefixes.public_prefixes import publish
-from backend.prefixes.tenants import Tenants
 from prefix_store.identity.keys import root_key
+from prefix_store.identity.tenants import Tenants
 from prefix_store.store.open_store import open_store
 from prefix_store.store.store import PrefixStore
 
@@ -48,7 +49,7 @@ async def open_prefixes(state: ServerState) -> AsyncIterator[None]:
         yield
         return
     namespace = (await fingerprint_of(state.model, kv_blocks.layout)).digest
-    state.tenants = Tenants(root_key(namespace), config.secret.encode() or None)
+    state.tenants = Tenants(BLOCK_SIZE, root_key(namespace), config.secret.encode() or None)
     publish(state.public_prefixes, state.reader.tokens, state.tenants.published)
     async with AsyncExitStack() as stack:
         try:

@@ -11,12 +11,13 @@ from backend.api.metrics import Metrics
 from backend.engine.async_engine import AsyncEngine, StepReport
 from backend.engine.config import EngineConfig
 from backend.engine.engine import Engine
+from backend.engine.model_runner import BLOCK_SIZE
 from backend.engine.step import Speculator
 from backend.model import ServedModel
 from backend.prefixes.sharing import PrefixSharing
-from backend.prefixes.tenants import Tenants
 from backend.requests.reader import RequestReader
 from prefix_store.codecs.codec import stored_key
+from prefix_store.identity.tenants import Tenants
 from prefix_store.store.open_store import OpenStore
 from telemetry.tracing.span import Tracing
 
@@ -51,7 +52,7 @@ class ServerState:
         self.metrics = Metrics(engine.stats())
         self.engine = AsyncEngine(engine, max_in_flight, self._note_step)
         self.public_prefixes = engine_config.public_prefixes
-        self.tenants = Tenants()
+        self.tenants = Tenants(BLOCK_SIZE)
         """Replaced by `open_prefixes` if blocks are stored outside this process."""
         self.opened_store: OpenStore | None = None
         accepts_priority = engine_config.scheduling_policy == "priority"

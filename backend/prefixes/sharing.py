@@ -20,11 +20,11 @@ from backend.engine.model_runner import BLOCK_SIZE
 from backend.engine.sequence import Sequence
 from backend.errors import Unavailable
 from backend.prefixes.audit import AuditFigures, PrefixAuditor
-from backend.prefixes.prefill_rate import PrefillRate
 from prefix_store.eviction.access import Access
 from prefix_store.identity.keys import KeyChain
 from prefix_store.store.chain import Chain
 from prefix_store.store.location import Location
+from prefix_store.store.prefill_rate import PrefillRate
 from prefix_store.store.store import PrefixStore, Restored
 from telemetry.tracing.span import NO_SPAN, Span
 
@@ -57,7 +57,7 @@ class PrefixSharing:
     """
 
     def __init__(self, command: Callable[[Callable[[], None]], None]) -> None:
-        self.rate = PrefillRate()
+        self.rate = PrefillRate(BLOCK_SIZE)
         self._command = command
         self._engine: Engine | None = None
         self._auditor: PrefixAuditor | None = None

@@ -1,17 +1,20 @@
-"""How fast the engine prefills, measured as it works."""
+"""How fast an engine prefills, measured as it works."""
 
 from __future__ import annotations
-
-from backend.engine.model_runner import BLOCK_SIZE
 
 _MIN_ROWS = 32
 _WEIGHT = 0.2
 
 
 class PrefillRate:
-    """What a block costs to compute. Steps in which answers go on token by token say nothing about that."""
+    """What a block costs to compute. Steps in which answers go on token by token say nothing about that.
 
-    def __init__(self) -> None:
+    Args:
+        block_size: tokens in a block.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
         self._row_seconds: float | None = None
 
     def note(self, rows: int, prompt_rows: int, seconds: float) -> None:
@@ -25,4 +28,4 @@ class PrefillRate:
     @property
     def block_seconds(self) -> float | None:
         """Seconds for the tokens of a block; None: nothing has been prefilled yet."""
-        return None if self._row_seconds is None else self._row_seconds * BLOCK_SIZE
+        return None if self._row_seconds is None else self._row_seconds * self._block_size

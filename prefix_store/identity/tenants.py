@@ -6,7 +6,6 @@ import json
 import secrets
 from collections import OrderedDict
 
-from backend.engine.model_runner import BLOCK_SIZE
 from prefix_store.identity.keys import KeyChain, Published
 from prefix_store.identity.salts import tenant_salt
 
@@ -18,14 +17,16 @@ class Tenants:
     """Tells tenants apart by what a request says of its caller.
 
     Args:
+        block_size: tokens in a block.
         root: parent of first blocks, 16 bytes; what has the same one has the same model.
         secret: shared by all engines that share blocks; None: a random one of this process.
     """
 
-    def __init__(self, root: bytes = bytes(16), secret: bytes | None = None) -> None:
-        self.published = Published(root, BLOCK_SIZE)
+    def __init__(self, block_size: int, root: bytes = bytes(16), secret: bytes | None = None) -> None:
+        self.published = Published(root, block_size)
         """Prefixes that all tenants share."""
         self._root = root
+        self._block_size = block_size
         self._secret = secret or secrets.token_bytes(_SECRET_BYTES)
         self._chains: OrderedDict[str, KeyChain] = OrderedDict()
 
@@ -35,7 +36,7 @@ class Tenants:
         chain = self._chains.pop(name, None)
         if chain is None:
             salt = tenant_salt(self._secret, name) if credentials else None
-            chain = KeyChain(self._root, BLOCK_SIZE, salt, self.published)
+            chain = KeyChain(self._root, self._block_size, salt, self.published)
         self._chains[name] = chain
         if len(self._chains) > _REMEMBERED:
             self._chains.popitem(last=False)
