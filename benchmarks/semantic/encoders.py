@@ -29,11 +29,11 @@ _CALLS = {1: 40, 8: 8, 32: 3}
 """Of each encoder in a round, by texts of a call."""
 _ROUNDS = 30
 _METHOD = """\
-The compiled encoder of all-MiniLM-L6-v2, as the semantic cache has it, and the model on ONNX Runtime, exported by torch,
-in one process on one core, with one thread each. They compute the same questions of Banking77 in turn, those of twelve
-words (fifteen tokens in the median), tokenizer included. A round's figure is the median of ONNX Runtime's times divided
-by that of the compiled encoder's, so that other load on the machine is in both. The compiled encoder stays while it wins
-by 1.3 for one text."""
+The compiled encoder of all-MiniLM-L6-v2, as the semantic cache has it, and the model as torch exports it on ONNX
+Runtime, in one process on one core, with one thread each. They compute the same questions of Banking77 in turn, those
+of twelve words (fifteen tokens in the median), tokenizer included. A round's figure is the median of ONNX Runtime's
+times divided by that of the compiled one, so that other load on the machine is in both. The compiled encoder stays
+while it wins by 1.3 for one text."""
 
 
 class Measured(msgspec.Struct):

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from cache.semantic.embedding.encoder import Encoder
+from cache.semantic.evaluation.pairs import THRESHOLDS, Report
 from cache.semantic.evaluation.rows import AskedQuestion
 from cache.semantic.evaluation.streams.simulation import (
     Questions,
@@ -21,10 +22,7 @@ from cache.semantic.normal_form.normal_form import normal_form
 from cache.semantic.policy.budget import WARM_LABELS
 from cache.semantic.policy.posterior import JudgeError
 
-THRESHOLDS = (0.80, 0.85, 0.90, 0.95, 0.98)
 CHECKPOINTS = 10
-
-Report = dict[str, Any]
 
 
 def report_on_stream(
