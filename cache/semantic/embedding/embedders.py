@@ -57,4 +57,4 @@ async def open_embedders(
         quick, slow = (ServerModel(session, source, vector, each) for each in (deadline, _BACKGROUND_DEADLINE))
         lookups = await stack.enter_async_context(open_model(quick, patience))
         background = await stack.enter_async_context(open_model(slow))
-        yield Embedders(lookups, background, (quick.watch, slow.watch))
+        yield Embedders(lookups, background, (quick.breaker.watch, slow.breaker.watch))

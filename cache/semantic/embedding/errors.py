@@ -3,10 +3,12 @@
 CacheError
 └── EmbeddingError
     ├── ModelUnusable       the configured model is missing or cannot be read: the semantic cache does not start
-    ├── ModelChanged        a server has another model under the name of the former one: the process starts anew
     ├── EmbedderBusy        so many texts wait that another would be late
     ├── EmbeddingFailed     the model gave no vector of this text, or its server is down; others may work
     └── NativeUnavailable   the compiled encoder lacks the model or the machine: torch computes it
+
+Exception
+└── ModelChanged            a server has another model under the name of the former one: the process starts anew
 """
 
 from cache.errors import CacheError
@@ -20,8 +22,8 @@ class ModelUnusable(EmbeddingError):
     """The message names the setting, what is wrong with its value, and what would be right."""
 
 
-class ModelChanged(EmbeddingError):
-    """The message names the model and its server."""
+class ModelChanged(Exception):
+    """The message names the model and its server. No failure of a probe, so that it ends the watch."""
 
 
 class EmbedderBusy(EmbeddingError):

@@ -97,10 +97,11 @@ def _vectors(reply: bytes, count: int) -> Vectors:
 
 
 class ServerModel:
-    """The model of a server as a `Model`: use it through an embedder, while `watch` runs.
+    """The model of a server as a `Model`: use it through an embedder, while the `watch` of its breaker runs.
 
     A server that fails, or answers later than its deadline, costs the callers of one batch. It is not called again
-    until it has answered a probe, always of the same text: another vector than the first one is another model.
+    until it has answered a probe, always of the same text. Another vector than the first one is another model, with
+    which `watch` raises ModelChanged.
     """
 
     def __init__(
@@ -120,16 +121,6 @@ class ServerModel:
         self._server = server
         self._probed = probed
         self._deadline = deadline
-        self._changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    async def watch(self) -> None:
-        """Runs while the model is used. Raises ModelChanged when the server has another one under its name."""
-        probing = asyncio.create_task(self.breaker.watch())
-        try:
-            await self._changed
-        finally:
-            probing.cancel()
-            await asyncio.wait([probing])
 
     @property
     def is_available(self) -> bool:
@@ -144,23 +135,19 @@ class ServerModel:
         except StoreUnavailable as error:
             self.failures += 1
             raise EmbeddingFailed(str(error)) from error
-        self._check(vectors.shape[1] == self.dimensions)
+        if vectors.shape[1] != self.dimensions:
+            failure = EmbeddingFailed(f"{self.name} gives vectors of other dimensions than before")
+            self.breaker.trip(failure)  # and the probe tells what has changed
+            raise failure
         return vectors
 
     async def close(self) -> None:
         return
 
     async def _probe(self) -> None:
-        vectors = await self._server.ask(self._session, [_PROBE])
-        self._check(vectors.shape[1] == self.dimensions and float(vectors[0] @ self._probed) >= _MIN_COSINE)
-
-    def _check(self, is_the_same: bool) -> None:
-        if is_the_same:
-            return
-        changed = ModelChanged(f"{self.name} is another model than before")
-        if not self._changed.done():
-            self._changed.set_exception(changed)
-        raise changed
+        vector = (await self._server.ask(self._session, [_PROBE]))[0]
+        if len(vector) != self.dimensions or float(vector @ self._probed) < _MIN_COSINE:
+            raise ModelChanged(f"{self.name} is another model than before")
 
 
 async def first_vector(session: aiohttp.ClientSession, server: EmbeddingServer, deadline: float) -> Vectors:
