@@ -83,6 +83,13 @@ class EmbeddingServer:
             return _vectors(received, len(texts))
         return await asyncio.to_thread(_vectors, received, len(texts))
 
+    async def probe(self, session: aiohttp.ClientSession) -> Vectors:
+        """The vector of a text that is always the same, float32 [dimensions]. Raises as `ask` does."""
+        vector: Vectors = (await self.ask(session, [_PROBE]))[0]
+        if np.isnan(vector).any():
+            raise BadReply("its vectors have no direction")
+        return vector
+
 
 def _vectors(reply: bytes, count: int) -> Vectors:
     try:
@@ -145,7 +152,7 @@ class ServerModel:
         return
 
     async def _probe(self) -> None:
-        vector = (await self._server.ask(self._session, [_PROBE]))[0]
+        vector = await self._server.probe(self._session)
         if len(vector) != self.dimensions or float(vector @ self._probed) < _MIN_COSINE:
             raise ModelChanged(f"{self.name} is another model than before")
 
@@ -155,10 +162,7 @@ async def first_vector(session: aiohttp.ClientSession, server: EmbeddingServer, 
     found: list[Vectors] = []
 
     async def probe() -> None:
-        vector = (await server.ask(session, [_PROBE]))[0]
-        if np.isnan(vector).any():
-            raise BadReply("its vectors have no direction")
-        found.append(vector)
+        found.append(await server.probe(session))
 
     breaker = _breaker(server, probe, deadline)
     try:

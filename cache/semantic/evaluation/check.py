@@ -18,12 +18,13 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from cache.semantic.embedding.errors import ModelUnusable, NativeUnavailable
+from cache.semantic.embedding.errors import EmbeddingFailed, ModelUnusable, NativeUnavailable
 from cache.semantic.embedding.load import load_encoder
 from cache.semantic.embedding.model_files import find_model
 from cache.semantic.embedding.native.build import native_library
 from cache.semantic.embedding.reference import reference_file
-from cache.semantic.embedding.server import EmbeddingServer, first_vector
+from cache.semantic.embedding.server import EmbeddingServer
+from cache.semantic.model_server import BadReply
 
 _CHECK = "semantic cache"
 _TEXT = "What is the capital of France?"
@@ -66,16 +67,15 @@ def main(asked: Asked) -> None:
 async def _check_server(asked: Asked) -> None:
     """Ask the server as the service does; it has the time of a background call."""
     server = EmbeddingServer(asked.model_url, asked.model, os.environ.get(_KEY, ""), asked.model_prompt or "")
-    listener = _listener("cache.stores.breaker")
     taken = []
     try:
         async with aiohttp.ClientSession() as session, asyncio.timeout(_SERVER_SECONDS):
             for _ in range(1 + _TIMES):
                 began = time.perf_counter()
-                vector = await first_vector(session, server, _SERVER_SECONDS / 2)
+                vector = await server.probe(session)
                 taken.append(time.perf_counter() - began)
-    except TimeoutError:
-        reason = listener.buffer[0].getMessage() if listener.buffer else f"{server.name} does not answer in time"
+    except (aiohttp.ClientError, OSError, BadReply, EmbeddingFailed) as error:
+        reason = f"the embedding server of {server.name}: {str(error) or 'no answer in time'}"
         _say("problem", reason, "start that server, or correct semantic.model_url, model or model_key")
         return
     said = _speed(server.name, len(vector), taken)
@@ -88,7 +88,9 @@ async def _check_server(asked: Asked) -> None:
 
 def _check_encoder(asked: Asked, cache: Path) -> None:
     """Load the model as the service does, which compares its vectors with those of the reference."""
-    listener = _listener("cache.semantic.embedding")
+    listener, log = logging.handlers.BufferingHandler(sys.maxsize), logging.getLogger("cache.semantic.embedding")
+    log.addHandler(listener)
+    log.propagate = False
     encoder = load_encoder(asked.model, cache, prompt=asked.model_prompt)
     said = _speed(
         encoder.name, encoder.dimensions, timeit.repeat(lambda: encoder.encode([_TEXT]), repeat=_TIMES, number=1)
@@ -98,15 +100,6 @@ def _check_encoder(asked: Asked, cache: Path) -> None:
         _say("warning", f"{said}; {reason}", _COMPILER if "compiler" in reason else "it is right, and slower")
     else:
         _say("ok", f"{said}; {_instructions(cache)} kernels, whose vectors are those of the reference")
-
-
-def _listener(name: str) -> logging.handlers.BufferingHandler:
-    """What a logger of this process says from now on, in place of printing it."""
-    listener, log = logging.handlers.BufferingHandler(sys.maxsize), logging.getLogger(name)
-    log.addHandler(listener)
-    log.setLevel(logging.INFO)
-    log.propagate = False
-    return listener
 
 
 def _speed(name: str, dimensions: int, taken: Sequence[float]) -> str:
