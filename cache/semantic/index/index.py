@@ -1,7 +1,6 @@
 """The index: entries by partition, found by cosine, with expiry."""
 
 import itertools
-import math
 import sys
 import threading
 from array import array
@@ -10,12 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import faiss
 import numpy as np
-import numpy.typing as npt
 
 from cache.semantic.index.list_builder import ListBuilder
 from cache.semantic.index.partition import Partition, Thresholds
 from cache.semantic.index.recall import Comparing, RecallWatch
-from cache.semantic.index.table import Floats, Rows, RowTable, unit_vector
+from cache.semantic.index.table import Floats, Rows, RowTable
 
 # Candidates beyond those requested: 8-bit codes put nearly equal neighbours into a wrong order.
 _MARGIN = 16
@@ -43,7 +41,6 @@ class VectorIndex:
         thresholds: Thresholds = Thresholds(),  # noqa: B008  # frozen
         comparing: Comparing = Comparing(),  # noqa: B008  # frozen
     ) -> None:
-        self.dimensions = dimensions
         faiss.omp_set_num_threads(1)
         self._lock = threading.Lock()
         self._table = RowTable(dimensions)
@@ -61,9 +58,6 @@ class VectorIndex:
     def __len__(self) -> int:
         """Entries, with expired ones that were not removed yet."""
         return len(self._row_of)
-
-    def __contains__(self, entry: str) -> bool:
-        return entry in self._row_of
 
     @property
     def partitions(self) -> int:
@@ -83,15 +77,11 @@ class VectorIndex:
             numbers = _NUMBER_BYTES * len(self) + _PARTITION_BYTES * self.partitions
             return lists + dicts + numbers + self._table.bytes + self._name_bytes
 
-    def add(self, partition: str, entry: str, vector: npt.ArrayLike, expires: float) -> None:
-        """Adds an entry to a partition until `expires`, Unix seconds.
+    def add(self, partition: str, entry: str, vector: Floats, expires: float) -> None:
+        """Adds an entry, a unit vector [d], to a partition until `expires`, Unix seconds.
 
-        An entry of this id is replaced, also if it was in another partition. Raises NotAUnitVector unless `vector` is
-        [d] and of length 1, and ValueError unless `expires` is a finite number; then nothing has changed.
+        An entry of this id is replaced, also if it was in another partition.
         """
-        unit = unit_vector(vector, self.dimensions)
-        if not math.isfinite(expires):
-            raise ValueError(f"expires: {expires}; it must be a finite number of Unix seconds.")
         with self._lock:
             self._remove(entry)
             owner = self._partitions.get(partition)
@@ -99,7 +89,7 @@ class VectorIndex:
                 owner = Partition(partition, next(self._numbers), array("i"))
                 self._partitions[partition] = self._by_number[owner.number] = owner
                 self._name_bytes += _STRING_BYTES + len(partition)
-            row = self._row_of[entry] = self._table.add(entry, owner.number, unit, expires)
+            row = self._row_of[entry] = self._table.add(entry, owner.number, vector, expires)
             owner.flat.append(row)
             self._name_bytes += _STRING_BYTES + len(entry)
             owner.move_batch(self._table, self._batch)
@@ -110,24 +100,21 @@ class VectorIndex:
         with self._lock:
             return self._remove(entry)
 
-    def search(self, partition: str, vector: npt.ArrayLike, k: int, now: float) -> list[tuple[str, float]]:
+    def search(self, partition: str, vector: Floats, k: int, now: float) -> list[tuple[str, float]]:
         """The k entries of the partition nearest to a unit vector [d], with descending cosines.
 
-        None that expires by `now`, Unix seconds. Raises NotAUnitVector as `add` does, and ValueError if k < 1.
+        None that expires by `now`, Unix seconds.
         """
-        unit = unit_vector(vector, self.dimensions)
-        if k < 1:
-            raise ValueError(f"k: {k}; it must be at least 1.")
         with self._lock:
             searched = self._partitions.get(partition)
             if searched is None:
                 return []
-            rows = self._candidates(searched, unit, k, now)
-            cosines = self._table.cosines(rows, unit)
+            rows = self._candidates(searched, vector, k, now)
+            cosines = self._table.cosines(rows, vector)
             nearest = np.argsort(-cosines, kind="stable")[:k]
             if searched.lists is not None:  # else every row was compared
                 highest = float(cosines[nearest[0]]) if len(nearest) else -1.0
-                self.recall.offer(searched.number, unit, highest, now)
+                self.recall.offer(searched.number, vector, highest, now)
             entries = self._table.entries
             return [(entries[rows[i]], float(cosines[i])) for i in nearest.tolist()]
 

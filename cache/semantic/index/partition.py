@@ -24,10 +24,6 @@ class Thresholds:
     scan: int = 10000
     batch: int = 64
 
-    def __post_init__(self) -> None:
-        if min(self.flat, self.scan, self.batch) < 1:
-            raise ValueError(f"{self}: each must be at least 1.")
-
     def lists(self, rows: int) -> int:
         """How many lists a partition of so many rows should have; 0 to compare every vector."""
         return 0 if rows <= self.flat else min(rows, round(_LISTS_OF_ROOT * rows**0.5))
