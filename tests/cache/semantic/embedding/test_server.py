@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -103,18 +102,16 @@ async def test_a_server_that_hangs_costs_one_deadline_once(api: EmbeddingsApi) -
     async with opened(EmbeddingServer(api.url, "m"), deadline=0.5) as embedders:
         lookups = embedders.lookups
         api.goes_on.clear()
-        began = time.monotonic()
         for text in ("a", "b", "c"):
             with pytest.raises(EmbeddingFailed):
                 await lookups.embed(text)
-        assert time.monotonic() - began < 2 * 0.5
         assert (lookups.model.is_available, lookups.model.failures) == (False, 1)
         assert embedders.figures()["available"] is False
         assert embedders.background.model.is_available, "its deadline has not passed"
         api.goes_on.set()
         await asyncio.wait_for(lookups.model.wait_available(), PATIENT)
         assert (await lookups.embed("d")).shape == (lookups.model.dimensions,)
-    assert "b" not in api.asked
+    assert {"a", "b", "c"} & set(api.asked) == {"a"}, "one deadline, not three"
 
 
 @pytest.mark.parametrize(

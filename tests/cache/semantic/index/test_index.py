@@ -2,6 +2,7 @@
 
 import threading
 import time
+import timeit
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -91,29 +92,38 @@ def test_memory_is_freed_when_entries_are_removed(index: VectorIndex) -> None:
 
 
 def test_a_hundred_thousand_partitions_are_filled_and_searched_quickly() -> None:
-    """A hundred thousand small partitions take little memory and are filled and searched quickly."""
+    """A hundred thousand small partitions take little memory, and each about as long as the first thousands."""
     partitions, entries, dimensions = 100_000, 120_000, 8
     index = VectorIndex(dimensions)
     vectors = topics(1000, dimensions, seed=1)
-    began = time.process_time()
-    for number in range(entries):
-        index.add(f"p{number % partitions}", f"e{number}", vectors[number % 1000], LATER)
-    filled = time.process_time()
+    fills, searches = [], []
+    for first in range(0, entries, 10_000):
+        began = time.process_time()
+        for number in range(first, first + 10_000):
+            index.add(f"p{number % partitions}", f"e{number}", vectors[number % 1000], LATER)
+        filled = time.process_time()
+        for number in range(first, first + 1000):
+            assert f"e{number}" in dict(index.search(f"p{number % partitions}", vectors[number % 1000], 16, NOW))
+        fills.append(filled - began)
+        searches.append(time.process_time() - filled)
     for number in range(0, partitions, 100):
         found = index.search(f"p{number}", vectors[number % 1000], 16, NOW)
         assert {entry for entry, _ in found} == {f"e{place}" for place in range(number, entries, partitions)}
-    searched = time.process_time()
     assert (index.partitions, len(index)) == (partitions, entries)
-    # Twenty times what it takes on a core that does nothing else.
-    assert filled - began < 30
-    assert (searched - filled) / (partitions / 100) < 0.002
+    assert min(fills[6:]) < 5 * min(fills[:6])
+    assert min(searches[6:]) < 5 * min(searches[:6])
     assert index.bytes / entries < 1000
     index.close()
 
 
 def test_the_memory_of_many_partitions_is_reported_quickly() -> None:
-    """The reported memory follows additions and removals, and reading it takes less than 10 ms."""
+    """The reported memory follows additions and removals, and reading it takes as long as that of few."""
     index = VectorIndex(8, Thresholds(flat=32))
+
+    def reading() -> float:
+        return min(timeit.repeat(lambda: index.bytes, repeat=5, number=100))
+
+    few = reading()
     vectors = topics(1000, 8, seed=1)
     for number in range(100_000):
         index.add(f"p{number}", str(number), vectors[number % 1000], LATER)
@@ -122,10 +132,7 @@ def test_the_memory_of_many_partitions_is_reported_quickly() -> None:
         index.add("large", f"large {number}", vector, LATER)
     assert index.settle(60)
     with_lists = index.bytes
-    began = time.process_time()
-    for _ in range(100):
-        assert index.bytes == with_lists
-    assert time.process_time() - began < 1
+    assert reading() < 50 * few
     for number in range(1000):
         index.remove(f"large {number}")
     assert index.settle(60)

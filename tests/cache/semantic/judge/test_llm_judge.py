@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 
 import pytest
 from hypothesis import given
@@ -109,15 +108,13 @@ async def test_a_frozen_server_is_not_asked_again_until_it_answers(monkeypatch: 
     monkeypatch.setattr(llm_judge, "CONCURRENCY", 1)
     async with chat_server() as server, open_llm_judge(server.url, "m", deadline=1.0) as judge:
         server.goes_on.clear()
-        began = time.monotonic()
         assert await judge.compare("asked", _QUESTION, "a", [f"b{number}" for number in range(9)]) == [None] * 9
-        assert time.monotonic() - began < 2.0, "one deadline, not nine"
         assert judge.failures == 9
         server.goes_on.set()
         async with asyncio.timeout(10):
             await judge.breaker.wait_closed()
         asked = [request for request in server.requests if _QUESTION in str(request)]
-        assert len(asked) == 1
+        assert len(asked) == 1, "one deadline, not nine"
         assert await judge.compare("asked", _QUESTION, "a", ["b"]) == [SAME]
 
 
