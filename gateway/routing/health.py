@@ -59,6 +59,8 @@ async def _fetch_models(upstream: Upstream, deadline: float) -> bool:
         listed = event_json(body).get("data")
         if isinstance(listed, list):
             upstream.loaded = loaded_of_listed(listed) or upstream.loaded
+            owners = [item.get("owned_by") for item in listed if isinstance(item, dict)]
+            upstream.is_vllm = bool(owners) and all(owner == "vllm" for owner in owners)
             names = (item.get("id") for item in listed if isinstance(item, dict))
             upstream.models = (
                 frozenset(name for name in names if isinstance(name, str)) | upstream.settings.models.keys()

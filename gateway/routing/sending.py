@@ -34,6 +34,7 @@ from gateway.routing.strategy import RouteRequest, Strategy
 from gateway.settings.upstreams import HedgeSettings, RetrySettings
 from gateway.tenants.credentials import NAMESPACE_HEADER
 from gateway.upstreams.breaker import Admission
+from gateway.upstreams.identity import with_cache_salt
 from gateway.upstreams.upstream import Attempt, Upstream, UpstreamResponse
 
 log = logging.getLogger(__name__)
@@ -272,11 +273,14 @@ class Sending:
         own = {**call.own, **attempt.own}
         if upstream.has_own_key and call.namespace:
             own.setdefault(NAMESPACE_HEADER, call.namespace)
+        body = attempt.body
+        if body and call.namespace and upstream.takes_salts:
+            body = with_cache_salt(body, call.namespace)
         answer = await upstream.request(
             call.method,
             attempt.path,
             call.headers,
-            attempt.body,
+            body,
             own,
             attempt.dropped,
             deadline=self._deadline,

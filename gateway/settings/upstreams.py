@@ -53,11 +53,24 @@ class UpstreamSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     same request, or that to a similar question. For servers that use it and bill nothing for it; OpenAI bills what of
     it is not in the answer. The in-repo backend takes them, unless `cache.predictions` is false.
     """
+    cache_salt: Annotated[bool | None, Meta(description="true or false")] = None
+    """Whether requests name their tenant as vLLM's `cache_salt`, so that tenants share no KV blocks; by default where
+    `/v1/models` says `owned_by: vllm`. A server that knows OpenAI's fields only may refuse it.
+    """
     kv_events: Annotated[
-        Annotated[str, Meta(pattern=r"^tcp://[^/\s]+:\d+$")] | None,
-        Meta(description="an address such as tcp://gpu-1:5557"),
+        Annotated[str, Meta(pattern=r"^(auto|tcp://[^/\s]+:\d+)$")] | None,
+        Meta(description="auto, or an address such as tcp://gpu-1:5557"),
     ] = None
-    """Where vLLM or SGLang publishes KV cache events (ZeroMQ), for `prefix-aware` routing."""
+    """Where vLLM or SGLang publishes KV cache events (ZeroMQ), for `prefix-aware` routing. With `auto` vLLM is asked
+    (`/kv_event_sources`), and all its data-parallel ranks are followed.
+    """
+    prefix_url: Annotated[
+        Annotated[str, Meta(pattern=r"^https?://[^/\s]+/?$")] | None,
+        Meta(description="a URL such as http://127.0.0.1:8090"),
+    ] = None
+    """Where the prefix store of a vLLM answers, if it has Keepgate's: it is inspected and changed by
+    `/v1/cache/prefix`.
+    """
     price_per_hour: Annotated[
         Annotated[float, Meta(ge=0, le=1e6)] | None, Meta(description="US dollars for an hour, 0 or more")
     ] = None

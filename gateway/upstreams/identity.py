@@ -1,19 +1,29 @@
-"""What an upstream is told in place of what the client said: the operator's credential, and its own names of models."""
+"""What an upstream is told in place of what the client said: the operator's credential, its own names of models, and
+the salt of the tenant's KV blocks.
+"""
 
+import hashlib
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from cache.entries.key import namespace_for
+from gateway.http.json_object import relayed_fields
 from gateway.settings.fields import InvalidValue, Secret, SettingsConflict, SettingsError
 from gateway.settings.upstreams import UpstreamSettings
 
 # A string, or the beginning or end of an object or array.
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]', re.DOTALL)
 _VALUE = re.compile(rb'\s*:\s*("[^"\\]*(?:\\.[^"\\]*)*")', re.DOTALL)
+_SALT = "cache_salt"
+_PUBLIC = namespace_for("")
 _encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
 
 
 class _Model(msgspec.Struct):
@@ -79,6 +89,41 @@ def with_own_model(body: bytes, names: Mapping[str, str]) -> bytes:
             return changed
     # A name with escape sequences, or twice in the body: white space between fields is lost.
     return _encode({**_fields_of(body), "model": msgspec.Raw(_encode(own))})
+
+
+def cache_salt(namespace: str, own: object = None) -> str | None:
+    """The salt of a tenant's KV blocks in vLLM, where `own` is the one that its client sends; None for blocks that all
+    callers without a tenant share.
+
+    The same in every process. Another namespace never has the same one, whatever salt its client sends.
+    """
+    if not own and namespace == _PUBLIC:
+        return None
+    text = f"{namespace}\n{own or ''}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=16, person=b"KV blocks").hexdigest()
+
+
+def with_cache_salt(body: bytes, namespace: str) -> bytes:
+    """A JSON body with the salt of its tenant in place of the client's; a body that is no object as it is.
+
+    A salt that is no text stays: vLLM refuses it.
+    """
+    encode = _encode
+    try:
+        fields: dict[str, Any] = dict(_fields_of(body))
+        own = _decode(fields[_SALT]) if _SALT in fields else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        # What engines read all the same. The salt of such a body counts as well: it could be another tenant's.
+        fields = relayed_fields(body)
+        own, encode = fields.get(_SALT), _as_python
+    salt = cache_salt(namespace, own)
+    if not fields or salt is None or not isinstance(own, str | None):
+        return body
+    return encode({**fields, _SALT: salt})
+
+
+def _as_python(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields).encode()
 
 
 def _place_of_model(body: bytes) -> tuple[int, int] | None:

@@ -282,6 +282,8 @@ class Upstream:
         self.models: frozenset[str] | None = None
         self.loaded: LoadedReport | None = None
         """Which models it has said to have in memory, if it loads them on demand."""
+        self.is_vllm = False
+        """Whether its list of models says so."""
         self.reachable = False
         self.is_healthy = True
         """Whether its last health check went well."""
@@ -310,6 +312,11 @@ class Upstream:
     @property
     def is_well(self) -> bool:
         return self.reachable and self.is_healthy
+
+    @property
+    def takes_salts(self) -> bool:
+        """Whether it is told the tenant of a request by the field `cache_salt`."""
+        return self.is_vllm if self.settings.cache_salt is None else self.settings.cache_salt
 
     @property
     def has_own_key(self) -> bool:

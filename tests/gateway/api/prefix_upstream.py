@@ -47,6 +47,7 @@ class PrefixUpstream:
     """
 
     models: tuple[str, ...] = ("mock",)
+    owned_by: str = "keepgate"
     refusal: tuple[int, bytes] | None = None
     received: list[Received] = field(default_factory=list)
     hold: asyncio.Event = field(default_factory=asyncio.Event)
@@ -111,7 +112,8 @@ class PrefixUpstream:
         return response
 
     async def _list_models(self, request: web.Request) -> web.Response:
-        return _json({"object": "list", "data": [{"id": name, "object": "model"} for name in self.models]})
+        listed = [{"id": name, "object": "model", "owned_by": self.owned_by} for name in self.models]
+        return _json({"object": "list", "data": listed})
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         received = request[_RECEIVED]

@@ -1,5 +1,6 @@
 """The operator's credential and names of models, which an upstream gets in place of the client's."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.settings.fields import SettingsError
 from gateway.settings.upstreams import UpstreamSettings
-from gateway.upstreams.identity import api_key, with_own_model
+from gateway.upstreams.identity import api_key, cache_salt, with_cache_salt, with_own_model
 
 KEY = "sk-of-the-operator"
 NAMES = {"chat": "org/Qwen3-8B"}
@@ -122,3 +123,50 @@ def test_any_body_says_the_same_with_another_model(before: dict[str, Any], after
     sent = with_own_model(body, NAMES)
     assert msgspec.json.decode(sent) == {**fields, "model": "org/Qwen3-8B"}
     assert len(sent) - len(body) == len("org/Qwen3-8B") - len("chat")
+
+
+@given(
+    st.sampled_from(["public", "a", "b"]),
+    st.text(max_size=4),
+    st.sampled_from(["public", "a", "b"]),
+    st.text(max_size=4),
+)
+def test_tenants_never_have_the_same_salt(one: str, own: str, other: str, others: str) -> None:
+    """Whatever they send; a client's own salt parts blocks within its tenant, and no tenant without one has none."""
+    salts = cache_salt(one, own), cache_salt(other, others)
+    assert (salts[0] == salts[1]) == ((one, own) == (other, others))
+    assert (salts[0] is None) == ((one, own) == ("public", ""))
+
+
+def test_a_salt_is_the_same_in_every_process() -> None:
+    """Blocks of before a restart, and those that another gateway has asked for, are found again."""
+    assert cache_salt("9d5b0a3c1f", "mine") == "c3da2903ef8a1fe9a735f330278f1666"
+
+
+@pytest.mark.parametrize(
+    ("body", "own"),
+    [
+        (b'{"prompt": "x", "n": [1e400, 1.10]}', None),
+        (b'{"cache_salt": "mine", "prompt": "x"}', "mine"),
+        (b'{"cache_\\u0073alt": "mi\\u006ee"}', "mine"),
+        (b'{"cache_salt": "other", "cache_salt": "mine"}', "mine"),
+        (b'{"cache_salt": null}', None),
+        (b'{"cache_salt": ""}', None),
+        # As Python reads it, and so vLLM.
+        (b'{"cache_salt": "\\ud800"}', "\ud800"),
+        (b'{"x": NaN, "cache_salt": "mine"}', "mine"),
+        ('{"cache_salt": "mine"}'.encode("utf-16"), "mine"),
+    ],
+)
+def test_a_body_has_the_salt_of_its_tenant(body: bytes, own: str | None) -> None:
+    """In place of the client's, which is part of it."""
+    sent = json.loads(with_cache_salt(body, "red"))
+    assert sent == {**json.loads(body), "cache_salt": cache_salt("red", own)} or "NaN" in str(body)
+    assert sent["cache_salt"] == cache_salt("red", own)
+
+
+@pytest.mark.parametrize("body", [b'{"cache_salt": 5}', b'["cache_salt"]', b"--form", b"\xff", b'{"prompt": "x"}'])
+def test_what_needs_no_salt_stays_as_it_is(body: bytes) -> None:
+    """What is no object, a request without a tenant, and a salt that vLLM refuses."""
+    namespace = "public" if b"prompt" in body else "red"
+    assert with_cache_salt(body, namespace) == body
