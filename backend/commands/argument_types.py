@@ -5,28 +5,16 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import re
 from collections.abc import Callable
 
-_UNITS = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-# Fits a signed 64-bit integer, as sizes of the system do, also after rounding to a float.
-_MAX_SIZE = 2**62
-_MAX_QUOTED = 40
+from prefix_store.store.options import read_size
 
 
 def memory_size(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
-    unit = _UNITS.get(match[2].upper()) if match else None
-    if match is None or unit is None:
-        raise argparse.ArgumentTypeError(f"{_quoted(text)} is no size, expected for example 512MiB or 2GiB")
-    size = float(match[1]) * unit
-    if not 1 <= size <= _MAX_SIZE:
-        raise argparse.ArgumentTypeError(f"{_quoted(text)} is out of range, expected 1 byte to {_MAX_SIZE} bytes")
-    return int(size)
-
-
-def _quoted(text: str) -> str:
-    return repr(text if len(text) <= _MAX_QUOTED else text[:_MAX_QUOTED] + "…")
+    try:
+        return read_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def port(text: str) -> int:

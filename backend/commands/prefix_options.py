@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import errno
 import os
-import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +13,6 @@ if TYPE_CHECKING:
     from prefix_store.store.config import StoreConfig
 
 _CODECS = ("plain", "int8", "fp8")
-_SECRET_BYTES = 32
-_MIN_SECRET_BYTES = 16
 _DISK_BYTES = 4 * 2**30
 _TIERS = ("memory", "disk", "mooncake")
 _OPTIONS = {
@@ -118,6 +113,7 @@ def read_prefix_arguments(arguments: argparse.Namespace) -> StoreConfig | None:
     """
     from prefix_store.codecs.registry import codec_named
     from prefix_store.store.config import StoreConfig
+    from prefix_store.store.options import read_secret
     from prefix_store.tiers.disk.folder import Folder
     from prefix_store.tiers.mooncake.settings import read_settings
 
@@ -161,7 +157,7 @@ def read_prefix_arguments(arguments: argparse.Namespace) -> StoreConfig | None:
             index=arguments.prefix_index,
             name=arguments.prefix_name,
             address=arguments.prefix_address,
-            secret=_secret(arguments.prefix_secret_file),
+            secret=read_secret(arguments.prefix_secret_file, "--prefix-secret-file"),
             audit_every=arguments.prefix_audit,
         )
     except ValueError as error:
@@ -172,39 +168,3 @@ def name_option(message: str) -> str:
     """Replaces the field of `StoreConfig` that begins a message by its option."""
     field = message.replace(":", " ").split(maxsplit=1)[0]
     return f"{_OPTIONS[field]}{message.removeprefix(field)}" if field in _OPTIONS else message
-
-
-def _secret(path: Path | None) -> str:
-    """The secret that the engines share; empty: none."""
-    if path is None:
-        given, where = os.environ.get("KEEPGATE_PREFIX_SECRET", ""), "KEEPGATE_PREFIX_SECRET"
-        if not given:
-            return ""
-    else:
-        where = f"--prefix-secret-file {path}"
-        try:
-            _make_secret(path)
-            given = path.read_text("utf-8").strip()
-        except OSError as error:
-            raise ValueError(f"{where}: it cannot be read or made ({error.strerror})") from error
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{where}: expected UTF-8 text") from error
-    if len(given.encode()) < _MIN_SECRET_BYTES:
-        raise ValueError(f"{where}: the secret has {len(given.encode())} bytes, expected {_MIN_SECRET_BYTES} or more")
-    return given
-
-
-def _make_secret(path: Path) -> None:
-    """Writes a new secret for the owner only, unless there is one; safe when several processes start at once."""
-    if path.exists():
-        return
-    if not path.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, f"there is no directory {path.parent}")
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(secrets.token_urlsafe(_SECRET_BYTES) + "\n")
-    try:
-        with contextlib.suppress(FileExistsError):
-            path.hardlink_to(draft)
-    finally:
-        draft.unlink()
