@@ -56,13 +56,9 @@ class Answer:
         plain = _RANGE.sub(" to ", _EMPHASIS.sub("", _MARKER.sub("", text))).strip()
         sentences = tuple(filter(None, map(str.strip, _SENTENCE_END.split(plain))))[:_MAX_SENTENCES]
         words = tuple(word.casefold() for word in _WORD.findall(plain))
-        return cls(
-            passages=passages_of(plain),
-            sentences=sentences,
-            words=words,
-            counts=Counter(words),
-            numbers=numbers_of(plain),
-        )
+        # A sign counts: options of commands have one.
+        numbers = frozenset(_number(found) for found in _NUMBER.findall(_THOUSANDS.sub("", plain)))
+        return cls(tuple(_PASSAGES.wrap(plain)) or ("",), sentences, words, Counter(words), numbers)
 
 
 def class_of(text: str) -> AnswerClass:
@@ -75,17 +71,8 @@ def class_of(text: str) -> AnswerClass:
     return "short" if len(text) <= _SHORT else "prose"
 
 
-def passages_of(plain: str) -> tuple[str, ...]:
-    """`plain` cut at white space into as few passages of at most PASSAGE characters as possible; at least one."""
-    return tuple(_PASSAGES.wrap(plain)) or ("",)
-
-
-def numbers_of(plain: str) -> frozenset[str]:
-    """The numbers of a text without Markdown, in a comparable form. A sign counts: options of commands have one."""
-    return frozenset(_number(found) for found in _NUMBER.findall(_THOUSANDS.sub("", plain)))
-
-
 def _number(found: str) -> str:
+    """In a comparable form."""
     parts = found.replace(",", ".").removesuffix(":00").partition(".")
     return parts[0] + (f".{decimals}" if (decimals := parts[2].rstrip("0")) else "")
 
