@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from cache.errors import StoreUnavailable
-from cache.semantic.messages import Note, Question, Refused, Reply, Stats, StatsRequest, frame, from_service, read_frame
+from cache.semantic.messages import Note, Refused, Reply, Request, Stats, StatsRequest, frame, from_service, read_frame
 from cache.stores.breaker import Breaker
 
 R = TypeVar("R")
@@ -21,9 +21,9 @@ _MAX_UNREAD = 4 * 2**20
 
 
 class SemanticClient:
-    """Asks the service, with a deadline for each question and a breaker: an ill service costs one deadline once.
+    """Asks the service, with a deadline for each request and a breaker: an ill service costs one deadline once.
 
-    Many questions are open at a time on one connection. `watch` must run for as long as the client is used.
+    Many requests are open at a time on one connection. `watch` must run for as long as the client is used.
     """
 
     def __init__(self, socket: Path, deadline: float) -> None:
@@ -37,9 +37,9 @@ class SemanticClient:
         self._reading: asyncio.Task[None] | None = None
         self._connecting = asyncio.Lock()
 
-    async def ask(self, question: Question, kind: type[R], deadline: float | None = None) -> R:
-        """The service's reply, of the kind that belongs to the question. Raises StoreUnavailable."""
-        answer = await self.breaker.call(lambda: self._ask(question), self._deadline if deadline is None else deadline)
+    async def ask(self, request: Request, kind: type[R], deadline: float | None = None) -> R:
+        """The service's reply, of the kind that belongs to the request. Raises StoreUnavailable."""
+        answer = await self.breaker.call(lambda: self._ask(request), self._deadline if deadline is None else deadline)
         if not isinstance(answer, kind):
             raise StoreUnavailable(answer.reason if isinstance(answer, Refused) else "the semantic cache: confused")
         return answer
@@ -72,12 +72,12 @@ class SemanticClient:
             _send(writer, 0, self._notes[0])
             self._notes.popleft()
 
-    async def _ask(self, question: Question) -> Reply:
+    async def _ask(self, request: Request) -> Reply:
         writer, number = await self._connected(), next(self._numbers)
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._open[number] = reply
         try:
-            _send(writer, number, question)
+            _send(writer, number, request)
             return await reply
         finally:
             del self._open[number]
@@ -106,7 +106,7 @@ class SemanticClient:
                     waiting.set_exception(ConnectionResetError("the semantic cache has gone"))
 
 
-def _send(writer: asyncio.StreamWriter, number: int, message: Question | Note) -> None:
+def _send(writer: asyncio.StreamWriter, number: int, message: Request | Note) -> None:
     """Raises ConnectionError."""
     if writer.is_closing():
         raise ConnectionResetError("the semantic cache has gone")

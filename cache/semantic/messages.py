@@ -1,7 +1,7 @@
 """What gateways and the process of the semantic cache say to each other over a Unix socket.
 
 Each message is a frame: its length in bytes (4 bytes, big endian), then MessagePack of [number, message]. A reply has
-the number of its question; a note, which has no reply, has number 0.
+the number of its request; a note, which has no reply, has number 0.
 """
 
 import asyncio
@@ -74,10 +74,23 @@ class LookupHit(LookupReply, frozen=True, array_like=True, tag="found", kw_only=
 
 class LookupMiss(LookupReply, frozen=True, array_like=True, tag="not found"):
     """No answer may be served: that of `entry` may be like it, and no more. `veto` is the name of what forbids
-    it, or "".
+    it, "" where it would not be served without the veto either.
     """
 
     veto: str = ""
+
+
+class RiskFeature(msgspec.Struct, frozen=True):
+    """What a feature adds to the `log_odds` that an answer is wrong: its value times its weight, as learned then.
+
+    What adds nothing is left out. "uncertainty" is no feature of the question: it is the standard deviation of what the
+    others add up to.
+    """
+
+    name: str
+    value: float
+    weight: float
+    log_odds: float
 
 
 class ExplainRequest(msgspec.Struct, frozen=True, array_like=True, tag="explain"):
@@ -90,21 +103,29 @@ class ExplainRequest(msgspec.Struct, frozen=True, array_like=True, tag="explain"
 
 
 class ExplainedNeighbour(msgspec.Struct, frozen=True, array_like=True):
-    """A question near to another: its entry, the cosine of the two, and the veto that forbids its answer, or ""."""
+    """A question near to another: its entry, and the cosine of the two.
+
+    `has_answer` says whether it has the answer that most votes are for, and so is one of those that a lookup compares
+    the new question with; `veto` is then the name of what forbids that it vouches for this answer, or "".
+    """
 
     entry: str
     similarity: float
+    has_answer: bool
     veto: str
 
 
 class Explanation(msgspec.Struct, frozen=True, array_like=True, tag="explained"):
-    """The reply to `ExplainRequest`. `layer` would serve `entry`, or is "" if none would; `reason` is a sentence."""
+    """The reply to `ExplainRequest`. `layer` would serve `entry`, or is "" if none would; then `entry` has the answer
+    that could have been. `risk` is that of this answer and `features` what makes it; `reason` is a sentence.
+    """
 
     layer: str
     entry: str
     risk: float | None
     reason: str
     neighbours: tuple[ExplainedNeighbour, ...] = ()
+    features: tuple[RiskFeature, ...] = ()
 
 
 class AnswerStored(msgspec.Struct, frozen=True, array_like=True, tag="answered"):
@@ -180,13 +201,15 @@ class SemanticDecision(msgspec.Struct, kw_only=True):
     """What was decided of the answer to a stored question that is near to a new one, at `time` (Unix seconds).
 
     `key` is the id that the new question's own answer has, `namespace` its tenant, `entry` the id of the stored answer
-    and `model` the one that has computed it. `features` are what the policy judges by, by their names. `risk` is that
-    of the answer, `limit` the highest that was served then, and `max_risk` what the request allowed. `threshold` is the
-    similarity that it asked for, null where it left that to the policy.
+    and `model` the one that has computed it. `veto` is the name of what forbids this answer, or "". `risk` is that of
+    the answer, without regard to a veto, and `features` are what makes it, the largest part first; `limit` is the
+    highest that was served then, and `max_risk` what the request allowed. `threshold` is the similarity that it asked
+    for, null where it left that to the policy.
 
-    `outcome` is served; observed, where it would be served if the mode were on; vetoed, by the name in `reason`; or
-    refused, for `reason`. `verdict` is that of the judge on the fresh answer, which `source` has brought: a miss, an
-    audit, or the rejection of a user, who says no more than "different". Both are null before it is known.
+    `outcome` is served; observed, where it would be served if the mode were on; vetoed, where it would be served or
+    observed without the veto; or refused, for `reason`. `verdict` is that of the judge on the fresh answer, which
+    `source` has brought: a miss, an audit, or the rejection of a user, who says no more than "different". Both are null
+    before it is known.
 
     `question` and `stored_question` are null unless the operator shows them (semantic.show_questions).
     """
@@ -198,7 +221,8 @@ class SemanticDecision(msgspec.Struct, kw_only=True):
     entry: str
     model: str
     similarity: float
-    features: dict[str, float]
+    veto: str
+    features: tuple[RiskFeature, ...]
     risk: float | None
     limit: float | None
     max_risk: float
@@ -284,16 +308,16 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     reason: str
 
 
-Question = LookupRequest | ExplainRequest | WrongAnswerReport | StatsRequest | DecisionsRequest | WhatIfRequest
+Request = LookupRequest | ExplainRequest | WrongAnswerReport | StatsRequest | DecisionsRequest | WhatIfRequest
 Note = AnswerStored | RefreshRequested | HitDiscarded | EntryDeleted | Purged
 Reply = LookupHit | LookupMiss | Explanation | WrongAnswerResult | Stats | DecisionsReply | WhatIfReply | Refused
 
 _encoder = msgspec.msgpack.Encoder()
-_of_gateway = msgspec.msgpack.Decoder(tuple[int, Question | Note])
+_of_gateway = msgspec.msgpack.Decoder(tuple[int, Request | Note])
 _of_service = msgspec.msgpack.Decoder(tuple[int, Reply])
 
 
-def frame(number: int, message: Question | Note | Reply) -> bytes:
+def frame(number: int, message: Request | Note | Reply) -> bytes:
     """The message as it travels."""
     payload = _encoder.encode((number, message))
     return _LENGTH.pack(len(payload)) + payload
@@ -310,7 +334,7 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
         return None
 
 
-def from_gateway(payload: bytes) -> tuple[int, Question | Note]:
+def from_gateway(payload: bytes) -> tuple[int, Request | Note]:
     """Raises msgspec.DecodeError for what no gateway of this version sends."""
     return _of_gateway.decode(payload)
 

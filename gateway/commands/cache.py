@@ -39,6 +39,7 @@ _DECISION_FILTERS = ("outcome", "verdict", "namespace", "key", "model")
 _SCOPES = ("model", "namespace", "tag", "layer", "min_age", "tenant")
 _ID_SHOWN = 44
 _BAR = 30
+_MAIN_FEATURES = 4
 _POLL_SECONDS = 0.5
 _DONE = ("completed", "failed", "expired", "cancelled")
 _COUNT_UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -200,6 +201,8 @@ def _explain(client: OperatorClient, parsed: argparse.Namespace) -> int:
     for layer in answer["layers"]:
         risk = "" if layer["risk"] is None else f" (risk {layer['risk']:.4f})"
         print(f"{layer['layer']:10}{layer['verdict']}: {layer['reason']}{risk}")
+        if layer["features"]:
+            print(f"{'':10}log odds of a wrong answer: {_features(layer['features'])}")
     if not answer["nearest"] and any(layer["verdict"] == "miss" for layer in answer["layers"]):
         print(f"\nNo entry of the tenant {answer['namespace']} was asked much the same.")
     for namespace in answer["elsewhere"]:
@@ -209,6 +212,8 @@ def _explain(client: OperatorClient, parsed: argparse.Namespace) -> int:
         notes = [f"{_seconds(entry['age'])} old"]
         if near["similarity"] is not None:
             notes.append(f"similarity {near['similarity']:.3f}")
+        if near["has_answer"] is not None:
+            notes.append("has the likeliest answer" if near["has_answer"] else "has another answer")
         if near["veto"]:
             notes.append(f"veto: {near['veto']}")
         print(f"\n{entry['id']}  {entry['model']}, {', '.join(notes)}")
@@ -257,8 +262,20 @@ def _decisions(client: OperatorClient, parsed: argparse.Namespace) -> int:
     if not answer["data"]:
         print("No decision near a stored question.")
         return 0
-    heads = ("TIME", "OUTCOME", "REASON", "VERDICT", "SIMILARITY", "RISK", "LIMIT", "MODEL", "NAMESPACE", "ENTRY")
-    _print_table(heads, [_decision_row(each) for each in answer["data"]], left=(0, 1, 2, 3, 7, 8, 9))
+    heads = (
+        "TIME",
+        "OUTCOME",
+        "REASON",
+        "VERDICT",
+        "SIMILARITY",
+        "RISK",
+        "LIMIT",
+        "MODEL",
+        "NAMESPACE",
+        "ENTRY",
+        "WHY",
+    )
+    _print_table(heads, [_decision_row(each) for each in answer["data"]], left=(0, 1, 2, 3, 7, 8, 9, 10))
     for each in answer["data"]:
         if each["question"] is not None:
             print(f"\n{each['question']}\n{each['stored_question']}")
@@ -278,7 +295,13 @@ def _decision_row(decision: Mapping[str, Any]) -> list[str]:
         decision["model"],
         decision["namespace"],
         decision["entry"],
+        (f"veto {decision['veto']}; " if decision["veto"] else "") + _features(decision["features"][:_MAIN_FEATURES]),
     ]
+
+
+def _features(features: Sequence[Mapping[str, Any]]) -> str:
+    """What each adds to the log odds that the answer is wrong."""
+    return ", ".join(f"{feature['name']} {feature['log_odds']:+.2f}" for feature in features)
 
 
 def _what_if(client: OperatorClient, parsed: argparse.Namespace) -> int:

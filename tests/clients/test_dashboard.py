@@ -167,7 +167,8 @@ async def test_an_operator_sees_engines_budgets_and_risks(
     assert (model, len(tenant)) == ("mock", 9)
     assert seen["why"].startswith("No texts: the setting semantic.show_questions shows them.Stored answer: ")
     assert seen["why"].count(f"{tenant[:8]}") == 2
-    assert "constant 1, similarity " in seen["why"]
+    assert "Log odds of a wrong answer: " in seen["why"]
+    assert re.search(r"similarity [+−]\d", seen["why"])
     assert seen["filtered"] == "No question was near to a stored one yet, or none of these."
     for look in (first, second, seen["phone"], seen["dark"]):
         assert (look["charts"], look["overflow"] <= 0) == (6, True)

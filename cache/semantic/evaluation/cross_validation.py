@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from cache.semantic.policy.budget import DEVIATIONS, WARM_LABELS, max_risk
 from cache.semantic.policy.evidence import evidence_of
-from cache.semantic.policy.policy import Neighbourhood, Vector
+from cache.semantic.policy.policy import FeatureVector, Neighbourhood
 from cache.semantic.policy.posterior import JudgeError, Posterior
-from cache.semantic.wording.comparison import Wording
+from cache.semantic.wording.comparison import TextComparison
 
 FOLDS = 5
 MAX_LABELS = 20_000
@@ -50,7 +50,7 @@ def figures_of(served: Flags, same: Flags) -> Figures:
     )
 
 
-def served_by_policy(evidence: Sequence[Vector], same: Flags, allowed: Flags, delta: float) -> Flags:
+def served_by_policy(evidence: Sequence[FeatureVector], same: Flags, allowed: Flags, delta: float) -> Flags:
     """Which pairs the budget policy serves when each is judged by what was learned from the others; bool [pairs].
 
     A file has no traffic, so this is not the policy as it lives: there each audit and each miss near a neighbour
@@ -85,13 +85,13 @@ def served_by_policy(evidence: Sequence[Vector], same: Flags, allowed: Flags, de
     return served
 
 
-def features_of(similarity: float, wording: Wording) -> Vector:
+def features_of(similarity: float, wording: TextComparison) -> FeatureVector:
     """Of a pair as a question with one neighbour; nothing is known of the words of one with a veto."""
     evidence = evidence_of(Neighbourhood(("",), (similarity,), ("",)))
-    return (evidence if wording.veto else evidence.with_wording(wording.features)).features
+    return (evidence if wording.veto else evidence.with_texts(wording.features)).features
 
 
-def _limit(risks: Vector, same: Flags, budget: float, most: float) -> float:
+def _limit(risks: npt.NDArray[np.float64], same: Flags, budget: float, most: float) -> float:
     """The highest risk, `most` at most, up to which at most `budget` answers are wrong, expected or in fact.
 
     Pairs of one risk, such as those of one similarity, are served all or none.

@@ -14,14 +14,12 @@ from cache.semantic.messages import (
     DecisionsRequest,
     LookupRequest,
     Outcome,
+    RiskFeature,
     SemanticDecision,
     WhatIfReply,
     WhatIfRequest,
 )
-from cache.semantic.policy.evidence import FEATURE_NAMES
-from cache.semantic.policy.policy import Decision, Evidence
-from cache.semantic.wording.comparison import FEATURE_NAMES as WORDING_NAMES
-from cache.semantic.wording.comparison import Wording
+from cache.semantic.policy.policy import Decision
 
 KEPT = 500
 """Decisions of one process."""
@@ -30,13 +28,17 @@ MIN_SIMILARITY = 0.5
 
 
 class StoredQuestion(NamedTuple):
-    """The stored question that vouches for an answer, or the nearest one where none does; see `SemanticDecision`."""
+    """The stored question that vouches for an answer, or the nearest one with it where there is a `veto`, and what the
+    policy decides of it without regard to that; see `SemanticDecision`.
+    """
 
     entry: str
     model: str
     text: str
     similarity: float
-    features: dict[str, float]
+    veto: str
+    unvetoed: Decision
+    features: tuple[RiskFeature, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -77,14 +79,16 @@ class Decisions:
         self._last = 0
 
     def decided(
-        self, ask: LookupRequest, max_risk: float, decision: Decision, reason: str, stored: StoredQuestion | None
+        self, ask: LookupRequest, max_risk: float, decision: Decision, unwanted: str, stored: StoredQuestion | None
     ) -> WatchedDecision:
-        """Note a decision. `max_risk` is that with which it was made; `reason` is why nothing may be served."""
+        """Note a decision. `max_risk` is that with which it was made, 0 for a client that wants nothing: `unwanted` is
+        why.
+        """
         now, request, shown = time.time(), None, None
         if self._what_if is not None and not ask.threshold:
             request = self._what_if.decided(decision, max_risk, decision.serve and ask.serve, now)
-        if stored is not None and stored.similarity >= MIN_SIMILARITY:
-            outcome: Outcome = "vetoed" if decision.refusal == "none near" else "refused"
+        if stored is not None:
+            outcome: Outcome = "vetoed" if stored.unvetoed.serve else "refused"
             if decision.serve:
                 outcome = "served" if ask.serve else "observed"
             self._last += 1
@@ -96,13 +100,14 @@ class Decisions:
                 entry=stored.entry,
                 model=stored.model,
                 similarity=stored.similarity,
+                veto=stored.veto,
                 features=stored.features,
-                risk=None if outcome == "vetoed" else decision.risk,
-                limit=decision.limit,
+                risk=stored.unvetoed.risk,
+                limit=stored.unvetoed.limit,
                 max_risk=ask.max_risk,
                 threshold=ask.threshold or None,
                 outcome=outcome,
-                reason=reason,
+                reason=stored.veto if outcome == "vetoed" else unwanted or stored.unvetoed.refusal,
                 audit=decision.audit and ask.serve,
                 question=ask.text if self._shows_questions else None,
                 stored_question=stored.text if self._shows_questions else None,
@@ -136,9 +141,3 @@ class Decisions:
         last = int(time.time()) // wanted.step
         accounts = await self._what_if.accounts(wanted.deltas, wanted.step, last, wanted.steps)
         return WhatIfReply(self._what_if.delta, accounts)
-
-
-def named_features(weighed: Evidence, wording: Wording) -> dict[str, float]:
-    """What a policy judges by, by name: of the neighbours where it has such features, of the wording without a veto."""
-    of_neighbours = zip(FEATURE_NAMES, weighed.features.tolist(), strict=False)
-    return {**dict(of_neighbours), **dict(zip(WORDING_NAMES, wording.features, strict=False))}

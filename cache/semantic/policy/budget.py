@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import msgspec
 
+from cache.semantic.messages import RiskFeature
 from cache.semantic.policy.audits import AuditLoad
 from cache.semantic.policy.bound import WrongAnswers
 from cache.semantic.policy.calibration import Calibration
-from cache.semantic.policy.evidence import evidence_of
+from cache.semantic.policy.evidence import FEATURE_NAMES, evidence_of
 from cache.semantic.policy.label import Label
 from cache.semantic.policy.ledger import Ledger
 from cache.semantic.policy.policy import (
@@ -94,7 +95,7 @@ class BudgetPolicy(Policy):
         """How many times as many hits are wrong as the posterior says, by judgements or, if more, by complaints."""
         return max(self.learned.calibration.ratio, self._ledger.complained)
 
-    def weigh(self, neighbourhood: Neighbourhood) -> Evidence:
+    def vote(self, neighbourhood: Neighbourhood) -> Evidence:
         return evidence_of(neighbourhood)
 
     def decide(self, evidence: Evidence | None, max_risk: float = 1.0, compares: bool = False) -> Decision:
@@ -103,7 +104,7 @@ class BudgetPolicy(Policy):
         return decision
 
     def assess(self, evidence: Evidence, max_risk: float = 1.0) -> Assessment:
-        decision = self._weighed(self._plain_risk(evidence), self.inflation, max_risk)
+        decision = self._decision(self._plain_risk(evidence), self.inflation, max_risk)
         if decision.refusal == "warm-up":
             labels = self.learned.posterior.labels
             reason = f"it has learned from {labels} of the {WARM_LABELS} answers that it needs"
@@ -111,7 +112,14 @@ class BudgetPolicy(Policy):
             limit = min(decision.limit or 0.0, max_risk)
             place = "within" if decision.serve else "above"
             reason = f"the risk {decision.risk:.4f} is {place} the limit {limit:.4f}"
-        return Assessment(decision.serve, decision.risk, reason)
+        return Assessment(decision, reason)
+
+    def features(self, evidence: Evidence) -> tuple[RiskFeature, ...]:
+        posterior = self.learned.posterior
+        values = [*evidence.features.tolist(), posterior.deviation(evidence.features)]
+        parts = zip((*FEATURE_NAMES, "uncertainty"), values, [*(-posterior.mean).tolist(), DEVIATIONS], strict=True)
+        found = [RiskFeature(name, value, weight, weight * value) for name, value, weight in parts if weight * value]
+        return tuple(sorted(found, key=lambda feature: -abs(feature.log_odds)))
 
     def learn(self, label: Label) -> None:
         judge = self._usual_judge if label.judge is None else JudgeError(*label.judge)
@@ -167,7 +175,7 @@ class BudgetPolicy(Policy):
             return Decision(False, 1.0, inflation=inflation, refusal="none near")
         plain = self._plain_risk(evidence)
         self._ledger.request(plain, inflation)
-        decision = self._weighed(plain, inflation, max_risk)
+        decision = self._decision(plain, inflation, max_risk)
         if not decision.serve:
             return decision
         self._ledger.spend(inflation * plain, plain)
@@ -179,7 +187,7 @@ class BudgetPolicy(Policy):
         by_posterior = self.learned.posterior.wrong(evidence.features, DEVIATIONS)
         return max(by_posterior, self.learned.wrong_answers.risk_of(evidence.answer))
 
-    def _weighed(self, plain_risk: float, inflation: float, max_risk: float) -> Decision:
+    def _decision(self, plain_risk: float, inflation: float, max_risk: float) -> Decision:
         """What is decided of a risk, before any audit is drawn."""
         risk = min(1.0, inflation * plain_risk)
         limit = min(self._ledger.limit, self._max_risk)

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from cache.semantic.policy.policy import NEIGHBOURS, Evidence, Neighbourhood
-from cache.semantic.wording.comparison import FEATURES as WORDING_FEATURES
+from cache.semantic.wording.comparison import FEATURE_NAMES as TEXT_FEATURE_NAMES
 
 FEATURE_NAMES = (
     *("constant", "similarity", "margin", "votes", "count", "similarity²", "margin²", "votes²"),
     *("similarity·votes", "margin·votes", "count·votes", "similarity·margin"),
+    *TEXT_FEATURE_NAMES,
 )
-"""Those of neighbours, in their order; those of the wording come after them."""
-FEATURES = len(FEATURE_NAMES) + WORDING_FEATURES
+"""In their order: those of the neighbours, and those of their texts."""
+FEATURES = len(FEATURE_NAMES)
 
 # A vote's weight grows by e for each twentieth of cosine similarity.
 _SHARPNESS = 20.0
@@ -23,11 +24,11 @@ _MIDDLE = 0.75
 _SCALE = 5.0
 _MAX_CERTAIN = 1e-3
 # Texts that were not compared are in nothing unusual.
-_UNREAD = (0.0,) * WORDING_FEATURES
+_UNREAD = (0.0,) * len(TEXT_FEATURE_NAMES)
 
 
 def evidence_of(neighbourhood: Neighbourhood) -> Evidence:
-    """Weigh the neighbours of a question.
+    """Count the votes of a question's neighbours.
 
     The features are, float64 [FEATURES], the last of them for the comparison of the texts: one; the similarity s of the
     nearest neighbour with the answer that has most votes; its margin m over the nearest with another answer; the log

@@ -8,9 +8,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from cache.semantic.messages import RiskFeature
 from cache.semantic.policy.label import Label, Source
 
-Vector = npt.NDArray[np.float64]
+FeatureVector = npt.NDArray[np.float64]
 
 NEIGHBOURS = 16
 """How many neighbours of a question a policy is shown at most."""
@@ -31,21 +32,21 @@ class Neighbourhood(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """The answer that neighbours speak for, and how they do.
+    """The answer that most votes of the neighbours are for, and what speaks for it.
 
-    `members` are the places of the neighbours that have this answer, nearest first; `entry` and `similarity` are those
-    of the nearest, `answer` is the name of what they answer. `features` are float64 [FEATURES of the policy], what the
-    policy judges by beside these; those of the wording are the last of them.
+    `members` are the places of the neighbours that have this `answer`, nearest first; `entry` and `similarity` are
+    those of the one that vouches for it, the nearest until their texts are compared. `features` are float64 [FEATURES
+    of the policy], what the policy judges by; those of the texts are the last of them.
     """
 
     members: tuple[int, ...]
     entry: str
     answer: str
     similarity: float
-    features: Vector
+    features: FeatureVector
 
-    def with_wording(self, features: Sequence[float]) -> "Evidence":
-        """The same with what a comparison of the texts found: the last of the features."""
+    def with_texts(self, features: Sequence[float]) -> "Evidence":
+        """The same with the features of compared texts."""
         return self._replace(features=np.concatenate((self.features[: -len(features)], features)))
 
 
@@ -85,8 +86,7 @@ def label_of(evidence: Evidence, decision: Decision, same: bool, source: Source)
 class Assessment(NamedTuple):
     """What a policy would decide now; `reason` is a sentence for an operator."""
 
-    serve: bool
-    risk: float | None
+    decision: Decision
     reason: str
 
 
@@ -115,7 +115,7 @@ class Policy(Protocol):
     is here.
     """
 
-    def weigh(self, neighbourhood: Neighbourhood) -> Evidence:
+    def vote(self, neighbourhood: Neighbourhood) -> Evidence:
         """Which of the neighbours' answers could be served. Changes nothing."""
         ...
 
@@ -131,6 +131,10 @@ class Policy(Protocol):
     def assess(self, evidence: Evidence, max_risk: float = 1.0) -> Assessment:
         """What `decide` would say, where it draws nothing by chance. Changes nothing."""
         ...
+
+    def features(self, evidence: Evidence) -> tuple[RiskFeature, ...]:
+        """What makes the risk, the largest part first; nothing where the policy knows no risk. Changes nothing."""
+        return ()
 
     def learn(self, label: Label) -> None:
         """Take over a judgement, of this process or of another one.

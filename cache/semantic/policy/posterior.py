@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.semantic.policy.evidence import FEATURES
-from cache.semantic.policy.policy import Vector
+from cache.semantic.policy.policy import FeatureVector
 from cache.semantic.policy.state import UnusableState
 
 # Before anything is learned, near what different streams teach: likelier right the nearer, the clearer and the more
@@ -79,8 +79,8 @@ class Posterior(msgspec.Struct, array_like=True, eq=False):
     Raises ValueError unless that is a Gaussian, and no wider than the prior.
     """
 
-    mean: Vector = msgspec.field(default_factory=lambda: np.array(_PRIOR_MEAN))
-    covariance: Vector = msgspec.field(default_factory=lambda: np.eye(FEATURES) / _PRIOR_PRECISION)
+    mean: FeatureVector = msgspec.field(default_factory=lambda: np.array(_PRIOR_MEAN))
+    covariance: npt.NDArray[np.float64] = msgspec.field(default_factory=lambda: np.eye(FEATURES) / _PRIOR_PRECISION)
     labels: Annotated[int, msgspec.Meta(ge=0)] = 0
 
     def __post_init__(self) -> None:
@@ -94,11 +94,13 @@ class Posterior(msgspec.Struct, array_like=True, eq=False):
         if not 0.0 < widths[0] <= widths[-1] <= 1.000001 / _PRIOR_PRECISION:
             raise ValueError("covariance must be positive definite, and no wider than before anything was learned")
 
-    def wrong(self, features: Vector, deviations: float) -> float:
+    def wrong(self, features: FeatureVector, deviations: float) -> float:
         """The probability that the answer is wrong, taken so many standard deviations of the log odds too high."""
-        logit = float(self.mean @ features)
-        spread = math.sqrt(float(features @ self.covariance @ features))
-        return 1.0 - _sigmoid(logit - deviations * spread)
+        return 1.0 - sigmoid(float(self.mean @ features) - deviations * self.deviation(features))
+
+    def deviation(self, features: FeatureVector) -> float:
+        """The standard deviation of the log odds."""
+        return math.sqrt(float(features @ self.covariance @ features))
 
     def learn(self, told: npt.ArrayLike, same: bool, judge: JudgeError, weight: float = 1.0) -> None:
         """Take over one judgement: whether the right answer was the one that the features `told` speak for.
@@ -152,12 +154,13 @@ def _pull(logit: float, spread: float, same: bool, weight: float, judge: JudgeEr
 
 def _slopes(logit: float, same: bool, judge: JudgeError) -> tuple[float, float]:
     """Of the log likelihood by the log odds: its first derivative, and the information (Fisher's)."""
-    right = _sigmoid(logit)
+    right = sigmoid(logit)
     said = judge.says_same(right)
     slope = (judge.recall - judge.false_same) * right * (1.0 - right)
     doubt = max(said * (1.0 - said), _MIN_DOUBT)
     return slope / doubt * (same - said), slope * slope / doubt
 
 
-def _sigmoid(logit: float) -> float:
+def sigmoid(logit: float) -> float:
+    """The probability of these log odds."""
     return 1.0 / (1.0 + math.exp(-max(-_MAX_LOGIT, min(_MAX_LOGIT, logit))))

@@ -17,7 +17,7 @@ class ThresholdPolicy(Policy):
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold
 
-    def weigh(self, neighbourhood: Neighbourhood) -> Evidence:
+    def vote(self, neighbourhood: Neighbourhood) -> Evidence:
         entries, similarities, answers = neighbourhood
         return Evidence((0,), entries[0], answers[0], float(similarities[0]), _NO_FEATURES)
 
@@ -29,11 +29,11 @@ class ThresholdPolicy(Policy):
         return Decision(True, None, audit=compares, audit_chance=float(compares))
 
     def assess(self, evidence: Evidence, max_risk: float = 1.0) -> Assessment:
+        decision = self.decide(evidence, max_risk)
         if max_risk < 1.0:
-            return Assessment(False, None, "a fixed threshold knows no risk, which the request limits")
-        serve = evidence.similarity >= self._threshold
-        place = "at or above" if serve else "below"
-        return Assessment(serve, None, f"the similarity {evidence.similarity:.4f} is {place} {self._threshold:g}")
+            return Assessment(decision, "a fixed threshold knows no risk, which the request limits")
+        place = "at or above" if decision.serve else "below"
+        return Assessment(decision, f"the similarity {evidence.similarity:.4f} is {place} {self._threshold:g}")
 
     def figures(self) -> dict[str, float]:
         return {"threshold": self._threshold}

@@ -27,7 +27,7 @@ from cache.semantic.service.labels import Labels
 from cache.semantic.service.log import RecordLog
 from cache.semantic.service.lookups import RunningLookups
 from cache.semantic.service.metrics import ServiceMetrics
-from cache.semantic.service.neighbours import AT_ONCE, Neighbour, Neighbours, wording_of
+from cache.semantic.service.neighbours import AT_ONCE, Neighbour, Neighbours, compare_texts
 from cache.semantic.service.queries import Query
 from cache.semantic.service.records import Record, Vector
 
@@ -363,7 +363,7 @@ class Learner:
         for record in equal:
             is_other_tenant = self.neighbours.is_other_tenant(record, fresh.namespace)
             # Equal answers may belong to different questions: "Yes." answers many.
-            if is_other_tenant and wording_of(fresh.text, [Neighbour(record, 1.0)], [0]).place is not None:
+            if is_other_tenant and compare_texts(fresh.text, [Neighbour(record, 1.0)], [0]).place is not None:
                 await self._confirm(record, fresh.namespace)
         own = [record.answer for record in equal if record.namespace == fresh.namespace] or [r.answer for r in equal]
         if own:

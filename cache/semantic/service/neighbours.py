@@ -11,7 +11,7 @@ from cache.entries.key import namespace_of
 from cache.semantic.index.index import VectorIndex
 from cache.semantic.policy.policy import NEIGHBOURS, Evidence, Neighbourhood
 from cache.semantic.service.records import Record, Records, Vector
-from cache.semantic.wording.comparison import Wording, compare
+from cache.semantic.wording.comparison import TextComparison, compare
 from cache.semantic.wording.language import language_of
 from cache.semantic.wording.text import Text
 
@@ -32,6 +32,19 @@ _COMMONS = "*"
 class Neighbour(NamedTuple):
     record: Record
     similarity: float
+
+
+class Candidate(NamedTuple):
+    """The answer that most votes of a question's neighbours are for, after a comparison of their texts.
+
+    `neighbour` is the one whose question vouches for it. Where a `veto` forbids the answer, it is the nearest that has
+    it, and `evidence` has nothing of their texts. `vetoes` are those of `evidence.members`, "" for none.
+    """
+
+    neighbour: Neighbour
+    evidence: Evidence
+    veto: str
+    vetoes: tuple[str, ...]
 
 
 class Neighbours:
@@ -184,23 +197,19 @@ def neighbourhood_of(near: Sequence[Neighbour]) -> Neighbourhood:
     )
 
 
-def wording_of(text: str, near: Sequence[Neighbour], members: Sequence[int]) -> Wording:
-    """How `text` compares with the questions of these neighbours, which have one answer; its place is among `near`."""
-    wording = compare(_read(text), [_read(near[member].record.text) for member in members])
-    return wording if wording.place is None else wording._replace(place=members[wording.place])
+def compare_texts(text: str, near: Sequence[Neighbour], members: Sequence[int]) -> TextComparison:
+    """How `text` compares with the questions of these neighbours, which have one answer; places are of `members`."""
+    return compare(_read(text), [_read(near[member].record.text) for member in members])
 
 
-def compared(weighed: Evidence, wording: Wording, near: Sequence[Neighbour]) -> Neighbour:
-    """The neighbour that vouches for the answer, or the nearest one with it, where a veto forbids all."""
-    return near[weighed.members[0] if wording.place is None else wording.place]
-
-
-def vouched(weighed: Evidence, wording: Wording, near: Sequence[Neighbour]) -> Evidence | None:
-    """The evidence for the neighbour that vouches, not always the nearest one with the answer; None if none does."""
-    if wording.place is None:
-        return None
-    record, similarity = near[wording.place]
-    return weighed.with_wording(wording.features)._replace(entry=record.entry, similarity=similarity)
+def candidate_of(text: str, near: Sequence[Neighbour], evidence: Evidence) -> Candidate:
+    """Compares `text` with the questions that have the answer of `evidence`."""
+    place, veto, features, vetoes = compare_texts(text, near, evidence.members)
+    neighbour = near[evidence.members[place or 0]]
+    if not veto:  # its similarity is that of the question that vouches, which need not be the nearest with the answer
+        evidence = evidence.with_texts(features)
+        evidence = evidence._replace(entry=neighbour.record.entry, similarity=neighbour.similarity)
+    return Candidate(neighbour, evidence, veto, vetoes)
 
 
 _read_short = functools.lru_cache(maxsize=_TEXTS_KEPT)(Text.of)

@@ -3,11 +3,10 @@
 import asyncio
 import itertools
 import secrets
-from typing import NamedTuple
 
 from cache.entries.key import namespace_of
 from cache.semantic.embedding.embedder import Embedder
-from cache.semantic.inspection.decisions import Decisions, StoredQuestion, named_features
+from cache.semantic.inspection.decisions import MIN_SIMILARITY, Decisions, StoredQuestion
 from cache.semantic.judge.repeatability import is_unrepeatable, repeatable
 from cache.semantic.messages import (
     AnswerStored,
@@ -22,41 +21,27 @@ from cache.semantic.messages import (
     LookupRequest,
     Note,
     Purged,
-    Question,
     RefreshRequested,
     Reply,
+    Request,
     WhatIfRequest,
     WrongAnswerReport,
     WrongAnswerResult,
 )
-from cache.semantic.policy.policy import NEIGHBOURS, Evidence, Policy
+from cache.semantic.policy.policy import NEIGHBOURS, Decision, Policy
 from cache.semantic.policy.threshold import ThresholdPolicy
 from cache.semantic.service.learner import Learner
-from cache.semantic.service.neighbours import Neighbour, compared, neighbourhood_of, vouched, wording_of
+from cache.semantic.service.neighbours import Candidate, Neighbour, candidate_of, neighbourhood_of
 from cache.semantic.service.queries import Latest, Query
 from cache.semantic.service.records import Record, Vector
 
 _LONG_TEXT = 120
-_EXPLAINED = 5
-
-
-class Candidate(NamedTuple):
-    """The answer that the neighbours of a question speak for, and the question whose record vouches for it.
-
-    Without `evidence` it may not be served, since `veto` forbids it; then `neighbour` is the nearest with the answer.
-    """
-
-    neighbour: Neighbour
-    evidence: Evidence | None
-    veto: str
-    stored: StoredQuestion
-    """The neighbour for an operator, with the features that the policy judges by."""
 
 
 class SemanticCache:
     """Finds answers to questions that were asked before in other words:
 
-    same form → embed → neighbours → weigh and compare → decide
+    same form → embed → neighbours → vote → compare texts → decide
     """
 
     def __init__(self, embedder: Embedder, learner: Learner, decisions: Decisions, shares_purges: bool) -> None:
@@ -75,8 +60,8 @@ class SemanticCache:
         # Questions that got a wrong answer: they get none of another question until they have one of their own.
         self._rejected: Latest[str, None] = Latest()
 
-    async def handle(self, message: Question | Note) -> Reply | None:
-        """The reply to a question, None to a note. Raises CacheError."""
+    async def handle(self, message: Request | Note) -> Reply | None:
+        """The reply to a request, None to a note. Raises CacheError."""
         match message:
             case LookupRequest():
                 return await self.ask(message)
@@ -132,7 +117,7 @@ class SemanticCache:
         candidate = None
         if near:
             with self.figures.timing("compare"):
-                candidate = await self._weigh(ask.text, near)
+                candidate = await self._candidate(ask.text, near)
         return self._decide(ask, vector, candidate)
 
     async def _near(self, partition: str, vector: Vector) -> list[Neighbour]:
@@ -140,27 +125,24 @@ class SemanticCache:
         near, namespace = await self._neighbours.near(partition, vector), namespace_of(partition)
         return [each for each in near if self._neighbours.may_answer(each.record, namespace)][:NEIGHBOURS]
 
-    async def _weigh(self, text: str, near: list[Neighbour], is_urgent: bool = True) -> Candidate:
-        """Votes which answer is meant, and compares the text with the questions that have it."""
-        weighed = self._labels.policy.weigh(neighbourhood_of(near))
+    async def _candidate(self, text: str, near: list[Neighbour], is_urgent: bool = True) -> Candidate:
+        """Counts the votes which answer is meant, and compares the text with the questions that have it."""
+        evidence = self._labels.policy.vote(neighbourhood_of(near))
         if len(text) > _LONG_TEXT or not is_urgent:  # reading takes milliseconds: in a thread
-            wording = await asyncio.to_thread(wording_of, text, near, weighed.members)
-        else:
-            wording = wording_of(text, near, weighed.members)
-        record, similarity = neighbour = compared(weighed, wording, near)
-        features = named_features(weighed, wording)
-        stored = StoredQuestion(record.entry, record.model, record.text, similarity, features)
-        return Candidate(neighbour, vouched(weighed, wording, near), wording.veto, stored)
+            return await asyncio.to_thread(candidate_of, text, near, evidence)
+        return candidate_of(text, near, evidence)
 
     def _decide(self, ask: LookupRequest, vector: Vector, candidate: Candidate | None) -> LookupHit | LookupMiss:
-        evidence = None if candidate is None else candidate.evidence
-        veto = "" if candidate is None else candidate.veto
         # A client that no longer waits uses nothing of the budget.
         unwanted = "rejected" if ask.key in self._rejected else "gone" if self._lookups.has_left(ask.key) else ""
         max_risk = 0.0 if unwanted else ask.max_risk
-        decision = self._policy(ask).decide(evidence, max_risk, compares=not ask.serve)
-        reason = veto or unwanted or decision.refusal
-        watched = self.decisions.decided(ask, max_risk, decision, reason, candidate and candidate.stored)
+        policy = self._policy(ask)
+        evidence = candidate.evidence if candidate is not None and not candidate.veto else None
+        # What a veto forbids is only counted, and named, where it would be served without.
+        unvetoed = policy.assess(candidate.evidence, max_risk).decision if candidate and candidate.veto else None
+        decision = policy.decide(evidence, max_risk, compares=not ask.serve)
+        stored = candidate and self._stored(policy, candidate, unvetoed or decision)
+        watched = self.decisions.decided(ask, max_risk, decision, unwanted, stored)
         query = Query(
             ask.key,
             ask.partition,
@@ -176,24 +158,34 @@ class SemanticCache:
         self._open[number] = query
         if ask.threshold:
             self.figures.count("by_threshold")
-        if veto:
-            self.figures.count_veto(veto)
         if candidate is None:
             return LookupMiss(number)
-        (record, similarity), risk = candidate.neighbour, decision.risk
+        record, similarity = candidate.neighbour
         if not decision.serve:
-            return LookupMiss(number, similarity, risk if evidence else None, record.entry, record.created, veto)
+            veto = candidate.veto if unvetoed is not None and unvetoed.serve else ""
+            if veto:
+                self.figures.count_veto(veto)
+            risk = None if evidence is None else decision.risk
+            return LookupMiss(number, similarity, risk, record.entry, record.created, veto)
         self.figures.count("served" if ask.serve else "observed")
         self._note(query)
         return LookupHit(
             number,
             similarity,
-            risk,
+            decision.risk,
             layer="semantic",
             entry=record.entry,
             created=record.created,
             audit=decision.audit,
         )
+
+    def _stored(self, policy: Policy, candidate: Candidate, unvetoed: Decision) -> StoredQuestion | None:
+        """The candidate's question for an operator; None where it is not near."""
+        (record, similarity), evidence, veto, _ = candidate
+        if similarity < MIN_SIMILARITY:
+            return None
+        features = policy.features(evidence)
+        return StoredQuestion(record.entry, record.model, record.text, similarity, veto, unvetoed, features)
 
     async def explain(self, ask: ExplainRequest) -> Explanation:
         """What a lookup would say, and of which neighbours. Raises EmbedderBusy and EmbeddingError."""
@@ -205,15 +197,18 @@ class SemanticCache:
             return Explanation("", "", None, "answers to such questions differ each time that they are asked")
         if not near:
             return Explanation("", "", None, "nothing was asked in the same context: system prompt, tools, parameters")
-        alone = [await self._weigh(ask.text, [each], is_urgent=False) for each in near[:_EXPLAINED]]
+        candidate, policy = await self._candidate(ask.text, near, is_urgent=False), self._policy(ask)
+        decision, reason = policy.assess(candidate.evidence, ask.max_risk)
+        if candidate.veto:
+            reason = f"the veto {candidate.veto!r} forbids the answer; without it: {reason}"
+        vetoes = dict(zip(candidate.evidence.members, candidate.vetoes, strict=True))
         neighbours = tuple(
-            ExplainedNeighbour(neighbour.record.entry, neighbour.similarity, veto) for neighbour, _, veto, _ in alone
+            ExplainedNeighbour(record.entry, similarity, place in vetoes, vetoes.get(place, ""))
+            for place, (record, similarity) in enumerate(near)
         )
-        candidate = await self._weigh(ask.text, near, is_urgent=False)
-        if candidate.evidence is None:
-            return Explanation("", "", None, f"the veto {candidate.veto!r} forbids the nearest answer", neighbours)
-        serve, risk, reason = self._policy(ask).assess(candidate.evidence, ask.max_risk)
-        return Explanation("semantic" if serve else "", candidate.evidence.entry, risk, reason, neighbours)
+        layer = "semantic" if decision.serve and not candidate.veto else ""
+        features = policy.features(candidate.evidence)
+        return Explanation(layer, candidate.evidence.entry, decision.risk, reason, neighbours, features)
 
     def _policy(self, ask: LookupRequest | ExplainRequest) -> Policy:
         return ThresholdPolicy(ask.threshold) if ask.threshold else self._labels.policy

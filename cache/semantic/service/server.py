@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 
 from cache.errors import CacheError
-from cache.semantic.messages import Note, Question, Refused, Reply, frame, from_gateway, read_frame
+from cache.semantic.messages import Note, Refused, Reply, Request, frame, from_gateway, read_frame
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[Question | Note], Awaitable[Reply | None]]
+Handler = Callable[[Request | Note], Awaitable[Reply | None]]
 
 # Of one gateway: beyond it the service reads no more from it until some are answered.
 _MAX_OPEN = 256
@@ -44,7 +44,7 @@ async def _answer_all(handle: Handler, reader: asyncio.StreamReader, writer: asy
     """Replies are sent as they are ready, not in the order of the questions."""
     slots = asyncio.Semaphore(_MAX_OPEN)
 
-    async def answer(number: int, message: Question | Note) -> None:
+    async def answer(number: int, message: Request | Note) -> None:
         try:
             reply = await _reply_to(handle, message)
             if number and reply is not None:
@@ -59,7 +59,7 @@ async def _answer_all(handle: Handler, reader: asyncio.StreamReader, writer: asy
             tasks.create_task(answer(*from_gateway(payload)))
 
 
-async def _reply_to(handle: Handler, message: Question | Note) -> Reply | None:
+async def _reply_to(handle: Handler, message: Request | Note) -> Reply | None:
     try:
         return await handle(message)
     except CacheError as error:

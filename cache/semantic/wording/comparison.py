@@ -19,7 +19,7 @@ from cache.semantic.wording.text import MAX_WORDS, Text
 from cache.semantic.wording.verbatim import are_said
 
 FEATURE_NAMES = ("replaced", "inserted", "overlap", "novelty", "overlap²", "novelty²")
-"""In the order of `Wording.features`."""
+"""In the order of `TextComparison.features`."""
 FEATURES = len(FEATURE_NAMES)
 MIN_QUESTIONS = 2
 """So many questions with one answer are enough to leave an added word to the policy."""
@@ -51,26 +51,28 @@ _NEGATIONS = frozenset(
 )
 
 
-class Wording(NamedTuple):
+class TextComparison(NamedTuple):
     """The result for a question.
 
-    `place` is that of the question that vouches, or None, and `veto` is the name of what forbids every one. `features`
-    are, float [FEATURES]: whether a single word was replaced by one that none of the questions has; whether such words
-    were inserted; o and u, which are the share of words in common with the question that vouches, and of words that
-    none of the questions has, both 0 at a usual value; and o², u².
+    `place` is that of the question that vouches, or None, and `veto` is the name of what forbids every one; `vetoes`
+    are those of each question, "" for none. `features` are, float [FEATURES], none where there is a `veto`: whether a
+    single word was replaced by one that none of the questions has; whether such words were inserted; o and u, which are
+    the share of words in common with the question that vouches, and of words that none of the questions has, both 0 at
+    a usual value; and o², u².
     """
 
     place: int | None
     veto: str
     features: tuple[float, ...]
+    vetoes: tuple[str, ...] = ()
 
 
-def compare(asked: Text, questions: Sequence[Text]) -> Wording:
+def compare(asked: Text, questions: Sequence[Text]) -> TextComparison:
     """Compare `asked` with `questions` that have one answer, the nearest first; there is at least one."""
     vetoes = [pair_veto(asked, cached) for cached in questions]
     places = [place for place, veto in enumerate(vetoes) if not veto]
     if not places:
-        return Wording(None, vetoes[0], ())
+        return _forbidden(vetoes, vetoes[0])
     ours, words = frozenset(asked.words), [frozenset(questions[place].words) for place in places]
     near = [(place, found) for place in places if (found := difference(asked.words, questions[place].words))]
     replaced = inserted = False
@@ -87,15 +89,19 @@ def compare(asked: Text, questions: Sequence[Text]) -> Wording:
                 elif word in found.removed - ours and all(word in each for each in others):
                     missing.add(word)
             if found.moved:
-                return Wording(None, "order", ())
+                return _forbidden(vetoes, "order")
             if missing or (strange and len(words) < MIN_QUESTIONS) or _kind(strange, found) != "words":
-                return Wording(None, _kind(strange | missing, found), ())
+                return _forbidden(vetoes, _kind(strange | missing, found))
             replaced |= not strange.isdisjoint(found.substituted)
             inserted |= not strange <= found.substituted
         chosen = near[0][0] if near else places[0]
     overlap, novelty = _overlap(asked, questions[chosen]), _novelty(asked, words)
     features = (float(replaced), float(inserted), overlap, novelty, overlap * overlap, novelty * novelty)
-    return Wording(chosen, "", features)
+    return TextComparison(chosen, "", features, tuple(vetoes))
+
+
+def _forbidden(vetoes: Sequence[str], veto: str) -> TextComparison:
+    return TextComparison(None, veto, (), tuple(each or veto for each in vetoes))
 
 
 def pair_veto(asked: Text, cached: Text) -> str:

@@ -60,7 +60,8 @@ function whyButton(decision) {
     const shown = element("div", "", { class: "near" }), texts = element("p"), features = element("p", "", { class: "dim" });
     if (decision.question === null) texts.append("No texts: the setting semantic.show_questions shows them.");
     else texts.append("Asked: ", element("q", decision.question), element("br"), "Stored: ", element("q", decision.stored_question));
-    features.append(Object.entries(decision.features).map(([name, value]) => `${name} ${Number(value.toFixed(2))}`).join(", "));
+    if (decision.veto) features.append(`Veto: ${decision.veto}. `);
+    features.append(oddsOf(decision.features));
     const ids = element("p", "Stored answer: ");
     ids.append(element("code", decision.entry), ", the question's own: ", element("code", decision.key));
     shown.append(texts, ids, features);

@@ -103,3 +103,9 @@ function meter(used, whole, text, label) {
   made.append(element("meter", "", { min: 0, max: whole || 1, value: Math.min(used, whole), "aria-label": `${label}: ${text}` }), ` ${text}`);
   return made;
 }
+
+// What each feature adds to the log odds that an answer of the semantic cache is wrong.
+function oddsOf(features) {
+  if (!features.length) return "";
+  return `Log odds of a wrong answer: ${features.map(({ name, log_odds }) => `${name} ${log_odds < 0 ? "−" : "+"}${Math.abs(log_odds).toFixed(2)}`).join(", ")}`;
+}

@@ -112,6 +112,7 @@ function showExplanation(found) {
     const line = element("p", `${layer.layer}: `);
     line.append(element("span", layer.verdict, { class: "verdict" }), `: ${layer.reason}${layer.risk === null ? "" : ` (risk ${layer.risk.toFixed(4)})`}`);
     parts.push(line);
+    if (layer.features.length) parts.push(element("p", oddsOf(layer.features), { class: "dim" }));
   }
   for (const namespace of found.elsewhere) {
     const line = element("p", "Another tenant has the answer: "), button = element("button", `Explain as ${namespace}`, { type: "button" });
@@ -125,7 +126,7 @@ function showExplanation(found) {
   for (const near of found.nearest) {
     const box = element("div", "", { class: "near" }), list = element("ul");
     box.append(element("code", near.entry.id), ` ${near.entry.model}, ${seconds(near.entry.age)} old`,
-      near.similarity === null ? "" : `, similarity ${near.similarity.toFixed(3)}`, near.veto ? `, veto: ${near.veto}` : "");
+      near.similarity === null ? "" : `, similarity ${near.similarity.toFixed(3)}`, near.has_answer === null ? "" : near.has_answer ? ", has the likeliest answer" : ", has another answer", near.veto ? `, veto: ${near.veto}` : "");
     for (const difference of near.differences ?? []) list.append(element("li", said(difference)));
     box.append(list);
     parts.push(box);

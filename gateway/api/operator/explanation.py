@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import time
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 from aiohttp import web
@@ -15,6 +15,7 @@ from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
 from cache.index.entry_index import EntryFilter
 from cache.index.fingerprint import Difference, Fingerprint, decode_fingerprint, differences
+from cache.semantic.messages import ExplainedNeighbour, RiskFeature
 from cache.semantic.messages import Explanation as SemanticExplanation
 from gateway.api.access import require_operator
 from gateway.api.app_keys import CACHE, LOOKUP, ROUTER, ROUTING, SEMANTIC, SETTINGS
@@ -45,23 +46,31 @@ _encode = msgspec.json.Encoder().encode
 
 
 class LayerVerdict(msgspec.Struct, kw_only=True):
-    """What a layer would say now; `reason` is a sentence. `risk` is that of a similar answer, where it is known."""
+    """What a layer would say now; `reason` is a sentence. `entry` has the answer that is, or could have been, served.
+
+    `risk` is that of a similar answer, where it is known, and `features` are what makes it: the largest part first.
+    """
 
     layer: Literal["exact", "semantic"]
     verdict: Verdict
     reason: str
     entry: str | None = None
     risk: float | None = None
+    features: tuple[RiskFeature, ...] = ()
 
 
 class NearEntry(msgspec.Struct, kw_only=True):
-    """An entry that is nearly the answer. `differences` is null for an entry that does not know its request;
-    `similarity` is the cosine of the questions, and `veto` what forbids the answer, where the semantic cache knows it.
+    """An entry that is nearly the answer. `differences` is null for an entry that does not know its request.
+
+    Of what the semantic cache has found, `similarity` is the cosine of the questions, and `has_answer` says whether the
+    entry has the answer that most votes are for; `veto` is then the name of what forbids that its question vouches for
+    this answer. What a veto is against one question may be no more than a feature where several have the answer.
     """
 
     entry: EntrySummary
     differences: list[Difference] | None
     similarity: float | None = None
+    has_answer: bool | None = None
     veto: str = ""
 
 
@@ -77,11 +86,6 @@ class RequestExplanation(msgspec.Struct, kw_only=True):
     layers: list[LayerVerdict]
     nearest: list[NearEntry]
     elsewhere: list[str] = []
-
-
-class _Found(NamedTuple):
-    similarity: float | None = None
-    veto: str = ""
 
 
 async def explain(request: web.Request) -> web.Response:
@@ -195,7 +199,9 @@ _BYPASSES = {
 }
 
 
-async def _semantic(request: web.Request, inference: InferenceRequest) -> tuple[LayerVerdict, dict[str, _Found]]:
+async def _semantic(
+    request: web.Request, inference: InferenceRequest
+) -> tuple[LayerVerdict, dict[str, ExplainedNeighbour]]:
     """The verdict, and what is known of entries by their ids."""
     if request.app[SETTINGS].semantic.mode == "off":
         return LayerVerdict(layer="semantic", verdict="off", reason="the semantic cache is off (semantic.mode)"), {}
@@ -203,8 +209,7 @@ async def _semantic(request: web.Request, inference: InferenceRequest) -> tuple[
         found = await request.app[SEMANTIC].explain(inference)
     except StoreUnavailable as error:
         return LayerVerdict(layer="semantic", verdict="failed", reason=str(error)), {}
-    near = {each.entry: _Found(each.similarity, each.veto) for each in found.neighbours}
-    return _semantic_verdict(found), near
+    return _semantic_verdict(found), {each.entry: each for each in found.neighbours}
 
 
 def _semantic_verdict(found: SemanticExplanation) -> LayerVerdict:
@@ -214,6 +219,7 @@ def _semantic_verdict(found: SemanticExplanation) -> LayerVerdict:
         reason=found.reason,
         entry=found.entry or None,
         risk=found.risk,
+        features=found.features,
     )
 
 
@@ -221,7 +227,7 @@ async def _nearest(
     cache: ExactCache,
     key: Key,
     asked: Fingerprint,
-    found: dict[str, _Found],
+    found: dict[str, ExplainedNeighbour],
     answer: str | None,
     *,
     with_newest: bool,
@@ -243,7 +249,7 @@ async def _nearest(
     except StoreUnavailable:
         return []
     near = [
-        NearEntry(entry=summary, differences=_differences(asked, entry), **found.get(entry.id, _Found())._asdict())
+        _near_entry(summary, _differences(asked, entry), found.get(entry.id))
         for summary, entry in zip(listed, entries, strict=True)
     ]
     near = [each for each in near if each.entry.id in alike or _differs_in_few(each)]
@@ -256,6 +262,20 @@ async def _nearest(
         )
     )
     return near[:_SHOWN]
+
+
+def _near_entry(
+    entry: EntrySummary, differences: list[Difference] | None, found: ExplainedNeighbour | None
+) -> NearEntry:
+    if found is None:
+        return NearEntry(entry=entry, differences=differences)
+    return NearEntry(
+        entry=entry,
+        differences=differences,
+        similarity=found.similarity,
+        has_answer=found.has_answer,
+        veto=found.veto,
+    )
 
 
 def _differs_in_few(near: NearEntry) -> bool:

@@ -3,12 +3,13 @@
 import asyncio
 import json
 import logging
+import re
 from typing import Any
 
 import pytest
 
 from cache.semantic.policy.evidence import FEATURE_NAMES
-from cache.semantic.wording.comparison import FEATURE_NAMES as WORDING_NAMES
+from cache.semantic.wording.comparison import FEATURE_NAMES as TEXT_FEATURE_NAMES
 from cache.semantic.wording.comparison import VETOES
 from gateway.commands import cache
 from gateway.upstreams.mock import MODEL, MockUpstream, Reply
@@ -57,25 +58,43 @@ async def test_a_would_be_hit_is_shown_with_its_verdict(semantic: SemanticStage,
     assert shown["namespace"] == first.entry.partition(".")[0]
     assert 0.6 <= shown["similarity"] < 1
     assert (shown["risk"], shown["limit"], shown["max_risk"]) == (None, None, 1.0)
-    assert list(shown["features"]) == list(WORDING_NAMES)
+    assert (shown["veto"], shown["features"]) == ("", [])
 
 
 async def test_a_refusal_says_why(semantic: SemanticStage, mock: MockUpstream) -> None:
-    """The budget policy is not warm yet, a veto has its name, and a request may limit its risk."""
+    """The budget policy is not warm yet, with a veto or without; and with the features that make the risk."""
     client = await semantic.gateway(mock, semantic=BUDGET)
     await client.post(chat(ASKED))
     await until_known(client, 1)
     await client.post(chat(LIKE_IT))
     warming = await until_judged(client)
     assert (warming["outcome"], warming["reason"], warming["verdict"]) == ("refused", "warm-up", "same")
-    assert list(warming["features"]) == [*FEATURE_NAMES, *WORDING_NAMES]
+    assert warming["veto"] == ""
+    names = {feature["name"] for feature in warming["features"]}
+    assert {"constant", "similarity", "overlap", "novelty", "uncertainty"} <= names <= {*FEATURE_NAMES, "uncertainty"}
+    assert all(each["log_odds"] == each["weight"] * each["value"] != 0 for each in warming["features"])
     assert 0 < warming["risk"] <= 1
     await client.post(chat("How do I reset my router?"))
     vetoed = (await decisions(client))[0]
-    assert vetoed["outcome"] == "vetoed"
-    assert vetoed["reason"] in VETOES
-    assert vetoed["risk"] is None
-    assert list(vetoed["features"]) == list(FEATURE_NAMES)
+    assert (vetoed["outcome"], vetoed["reason"]) == ("refused", "warm-up")
+    assert vetoed["veto"] in VETOES
+    assert 0 < vetoed["risk"] <= 1
+    assert not {feature["name"] for feature in vetoed["features"]} & {*TEXT_FEATURE_NAMES}
+
+
+async def test_what_only_a_veto_kept_back_is_vetoed(semantic: SemanticStage, mock: MockUpstream) -> None:
+    """By its name; where it would not be served anyway, the policy's reason stands, and the veto beside it."""
+    client = await semantic.gateway(mock)
+    await client.post(chat(ASKED))
+    await until_known(client, 1)
+    for question, outcome, reason in (
+        ("How do I not reset my password?", "vetoed", "negation"),
+        ("How do I reset my router?", "refused", "similarity"),
+    ):
+        await client.post(chat(question))
+        shown = (await decisions(client))[0]
+        assert (shown["outcome"], shown["reason"]) == (outcome, reason)
+        assert shown["veto"] in VETOES
 
 
 async def test_what_is_served_is_shown_as_served(semantic: SemanticStage, mock: MockUpstream) -> None:
@@ -254,7 +273,8 @@ async def test_commands_list_them(
     heads, line, _, *texts = await run("decisions", "--outcome", "refused")
     assert heads.split()[:4] == ["TIME", "OUTCOME", "REASON", "VERDICT"]
     assert line.split()[1:5] == ["refused", "warm-up", "same", "(miss)"]
-    assert line.endswith(first.entry)
+    assert f"  {first.entry}  " in line
+    assert re.search(r"  uncertainty \+\d+\.\d\d, ", line)
     assert texts == [LIKE_IT, ASKED]
     heads, *lines = await run("what-if", "--delta", "0.01,0.3")
     assert [line.split() for line in lines] == [
@@ -278,7 +298,7 @@ async def test_a_request_may_ask_for_a_threshold_where_the_operator_allows_it(
     assert (shown["outcome"], shown["threshold"], shown["risk"]) == ("served", 0.6, None)
     for body, headers, reason in (
         (chat(OTHER), {"x_keepgate_threshold": "0.99"}, "similarity"),
-        (chat("How do I reset my router?"), {"x_keepgate_threshold": "0.6"}, "words"),
+        (chat("How do I not reset my password?"), {"x_keepgate_threshold": "0.6"}, "negation"),
         (chat(f"Well, {LIKE_IT}"), {"x_keepgate_threshold": "0.6", "x_keepgate_max_risk": "0.1"}, "max-risk"),
     ):
         explained = (await client.send("POST", "/v1/cache/explain", body, _named(headers))).json["layers"][1]

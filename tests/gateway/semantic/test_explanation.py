@@ -1,9 +1,14 @@
 """What the semantic cache says of a request that is explained."""
 
+import asyncio
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gateway.commands import cache
 from gateway.upstreams.mock import MockUpstream
 from tests.cache.valkey import Valkey
 from tests.gateway.client import Client, chat
@@ -59,6 +64,44 @@ async def test_the_reason_is_a_sentence(
     found, _ = await explained(client, body)
     assert found["verdict"] == verdict, found
     assert reason in found["reason"]
+
+
+async def test_neighbours_are_compared_together_as_a_lookup_does(semantic: SemanticStage, mock: MockUpstream) -> None:
+    """A new word is a veto against one question, and no more than a feature where two have the answer."""
+    client = await semantic.gateway(mock, semantic={"policy": "budget"})
+    other, with_a_word = "How can I reset my password today?", "How do I reset my old password?"
+    first = await client.post(chat(ASKED))
+    await until_known(client, 1)
+    alone, (near,) = await explained(client, chat(with_a_word))
+    assert "the veto 'words' forbids the answer; without it: it has learned from 0 of the 60" in alone["reason"]
+    assert (near["has_answer"], near["veto"]) == (True, "words")
+
+    second = await client.post(chat(other))
+    await until_known(client, 2)
+    together, nearest = await explained(client, chat(with_a_word))
+    assert together["reason"].startswith("it has learned from")
+    assert {each["entry"]["id"] for each in nearest} == {first.entry, second.entry}
+    assert [(each["has_answer"], each["veto"]) for each in nearest] == [(True, ""), (True, "")]
+    assert {each["name"]: each["log_odds"] for each in together["features"]}["inserted"] > 1
+    await client.post(chat(with_a_word))
+    decided = (await client.get("/v1/cache/semantic/decisions")).json["data"][0]
+    assert (decided["features"], decided["entry"]) == (together["features"], together["entry"])
+
+
+async def test_a_command_tells_features_from_vetoes(
+    semantic: SemanticStage, mock: MockUpstream, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """What makes the risk is in a line of its own."""
+    client = await semantic.gateway(mock, semantic={"policy": "budget"})
+    await client.post(chat(ASKED))
+    await until_known(client, 1)
+    file = tmp_path / "request.json"
+    for question, said in (("How do I reset my router?", "has the likeliest answer, veto: words"), (AGAIN, "overlap ")):
+        file.write_text(json.dumps(chat(question)))
+        assert await asyncio.to_thread(cache.run, ["explain", str(file), "--url", client.gateway.url]) == 0
+        shown = capsys.readouterr().out
+        assert said in shown
+        assert re.search(r"log odds of a wrong answer: uncertainty \+\d", shown)
 
 
 async def test_what_is_only_observed_would_not_be_served(semantic: SemanticStage, mock: MockUpstream) -> None:

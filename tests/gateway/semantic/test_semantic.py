@@ -87,7 +87,21 @@ async def test_a_question_with_a_veto_goes_upstream(
     assert (answer.cache, answer.headers["x-keepgate-layer"]) == ("miss", "none")
     assert float(answer.headers["x-keepgate-similarity"]) > 0.6
     assert answer.headers["x-keepgate-veto"] == (veto or answer.headers["x-keepgate-veto"])
+    assert list(await figure(client, "vetoed")) == [answer.headers["x-keepgate-veto"]]
     assert len(mock.received) == 2
+
+
+async def test_a_veto_is_named_only_where_the_answer_would_have_been_served(
+    semantic: SemanticStage, mock: MockUpstream
+) -> None:
+    """Not of a neighbour that is too far for the policy anyway."""
+    client = await semantic.gateway(mock)
+    await learned(client, chat(ASKED))
+    answer = await client.post(chat("Wie wird morgen das Wetter in den bayerischen Alpen?"))
+
+    assert float(answer.headers["x-keepgate-similarity"]) < 0.6
+    assert "x-keepgate-veto" not in answer.headers
+    assert await figure(client, "vetoed") == {}
 
 
 @pytest.mark.parametrize(

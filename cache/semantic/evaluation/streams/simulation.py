@@ -105,6 +105,12 @@ class Questions:
     texts: tuple[str, ...]
     answers: Ints
 
+    @classmethod
+    def of(cls, texts: Sequence[str], names: Sequence[str]) -> "Questions":
+        """With numbers in place of the names of their answers."""
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        return cls(tuple(texts), np.array([numbers[name] for name in names], dtype=np.int64))
+
     def __add__(self, other: "Questions") -> "Questions":
         shifted = other.answers + self.answers.max() + 1
         return Questions(self.texts + other.texts, np.concatenate([self.answers, shifted]))
@@ -186,7 +192,7 @@ def steps_by_policy(
     seed: int,
     vetoed: Callable[[str, bool], None] | None = None,
 ) -> Iterator[Step]:
-    """What a policy serves: every question is weighed, compared and decided; misses are stored, and teach it.
+    """What a policy serves: the votes are counted, texts compared and decided; misses are stored, and teach it.
 
     `vetoed` is told of each veto of what the policy would have served: its name, and whether that was wrong.
     """
@@ -198,10 +204,10 @@ def steps_by_policy(
         evidence, source = None, -1
         if near.size:
             around = Neighbourhood([str(n) for n in near], similarities.tolist(), list(map(str, groups[near].tolist())))
-            weighed = policy.weigh(around)
-            evidence, source, veto = _compared_texts(stream, asked, near, weighed)
-            if veto and vetoed is not None and policy.assess(weighed).serve:
-                vetoed(veto, bool(stream.answers[near[weighed.members[0]]] != stream.answers[asked]))
+            voted = policy.vote(around)
+            evidence, source, veto = _compared_texts(stream, asked, near, voted)
+            if veto and vetoed is not None and policy.assess(voted).decision.serve:
+                vetoed(veto, bool(stream.answers[near[voted.members[0]]] != stream.answers[asked]))
         decision = policy.decide(evidence)
         verdicts: dict[int, bool | None] = {}
         if not decision.serve or decision.audit:
@@ -245,7 +251,7 @@ def _compared_texts(stream: Stream, asked: int, near: Ints, evidence: Evidence) 
     wording = compare(stream.text(asked), [stream.text(other) for other in members])
     if wording.place is None:
         return None, -1, wording.veto
-    return evidence.with_wording(wording.features), members[wording.place], ""
+    return evidence.with_texts(wording.features), members[wording.place], ""
 
 
 def _compared(

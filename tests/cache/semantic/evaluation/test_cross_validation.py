@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.semantic.evaluation.cross_validation import Flags, features_of, figures_of, served_by_policy
-from cache.semantic.policy.policy import Vector
-from cache.semantic.wording.comparison import FEATURES, Wording
+from cache.semantic.policy.policy import FeatureVector
+from cache.semantic.wording.comparison import FEATURES, TextComparison
 
 PAIRS = 2000
 
@@ -23,9 +23,9 @@ def population(seed: int, steepness: float) -> tuple[Similarities, Flags]:
     return similarities, same
 
 
-def evidence(similarities: Similarities) -> list[Vector]:
+def evidence(similarities: Similarities) -> list[FeatureVector]:
     """With words that are neither alike nor strange."""
-    wording = Wording(0, "", (0.0,) * FEATURES)
+    wording = TextComparison(0, "", (0.0,) * FEATURES)
     return [features_of(similarity, wording) for similarity in similarities.tolist()]
 
 
@@ -86,7 +86,9 @@ def test_the_same_pairs_give_the_same_verdicts() -> None:
 def test_words_are_evidence_beside_the_similarity() -> None:
     """Of pairs with one similarity those are served whose words are alike, where these words tell right from wrong."""
     alike = np.arange(PAIRS) % 2 == 0
-    told = [features_of(0.9, Wording(0, "", (0.0, 0.0, 1.5 if each else -0.5, 0.0, 2.25, 0.0))) for each in alike]
+    told = [
+        features_of(0.9, TextComparison(0, "", (0.0, 0.0, 1.5 if each else -0.5, 0.0, 2.25, 0.0))) for each in alike
+    ]
     served = served_by_policy(told, alike, everything(), 0.01)
     assert figures_of(served, alike).recall == 1.0
     assert not served[~alike].any()

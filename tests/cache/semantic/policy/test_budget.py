@@ -103,9 +103,9 @@ def test_an_answer_that_was_found_wrong_is_out_of_service_under_all_its_question
     policy = stream.policy
 
     def serves(entry: str, answer: str) -> bool:
-        return policy.decide(policy.weigh(Neighbourhood([entry, "rival"], [0.95, 0.5], [answer, "other"]))).serve
+        return policy.decide(policy.vote(Neighbourhood([entry, "rival"], [0.95, 0.5], [answer, "other"]))).serve
 
-    served = policy.weigh(Neighbourhood(["one", "rival"], [0.95, 0.5], ["A", "other"]))
+    served = policy.vote(Neighbourhood(["one", "rival"], [0.95, 0.5], ["A", "other"]))
     decision = policy.decide(served)
     assert decision.serve
     found = label_of(served, decision, False, source)

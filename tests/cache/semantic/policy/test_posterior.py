@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from cache.semantic.policy.evidence import FEATURES, evidence_of
-from cache.semantic.policy.policy import Neighbourhood, Vector
+from cache.semantic.policy.policy import FeatureVector, Neighbourhood
 from cache.semantic.policy.posterior import JudgeError, Posterior
 from cache.semantic.policy.state import UnusableState, freeze
 
 
-def features(similarity: float, rival: float) -> Vector:
+def features(similarity: float, rival: float) -> FeatureVector:
     return evidence_of(Neighbourhood(["near", "rival"], [similarity, rival], ["one", "other"])).features
 
 

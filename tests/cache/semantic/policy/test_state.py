@@ -34,7 +34,7 @@ def taught() -> BudgetPolicy:
 
 
 def risks(policy: Policy) -> list[float | None]:
-    return [policy.decide(policy.weigh(_one(similarity))).risk for similarity in (0.6, 0.75, 0.8, 0.9, 0.99)]
+    return [policy.decide(policy.vote(_one(similarity))).risk for similarity in (0.6, 0.75, 0.8, 0.9, 0.99)]
 
 
 def _one(similarity: float) -> Neighbourhood:

@@ -32,7 +32,7 @@ from cache.semantic.service import neighbours as neighbours_module
 from cache.semantic.service.answers import Answers
 from cache.semantic.service.labels import Labels
 from cache.semantic.service.learner import Learner
-from cache.semantic.service.neighbours import Neighbours, neighbourhood_of, wording_of
+from cache.semantic.service.neighbours import Neighbours, compare_texts, neighbourhood_of
 from cache.semantic.service.queries import Query
 from cache.semantic.service.records import Record
 from cache.semantic.wording.text import Text
@@ -80,7 +80,7 @@ class Host:
     async def query(self, text: str) -> Query:
         vector = await self.embedder.embed(text)
         near = await self.neighbours.near(PARTITION, vector)
-        evidence = self.policy.weigh(neighbourhood_of(near))
+        evidence = self.policy.vote(neighbourhood_of(near))
         return Query("a.key", PARTITION, text, evidence.entry, False, vector, evidence, Decision(False, 1.0))
 
     def record(self, name: str) -> Record | None:
@@ -339,7 +339,7 @@ async def test_texts_are_read_when_they_are_learned(embedder: Embedder, monkeypa
         await host.neighbours.put_all([(other, await embedder.embed(AGAIN))])
         near = await host.neighbours.near(PARTITION, await embedder.embed(ASKED))
         assert read == [ASKED, AGAIN]
-        assert wording_of(ASKED, near, range(2)).place == 0
+        assert compare_texts(ASKED, near, range(2)).place == 0
         assert read == [ASKED, AGAIN]
 
 
@@ -395,8 +395,8 @@ async def test_the_same_question_again_shows_the_judges_recall(embedder: Embedde
             await host.record_answer("poem", POEM, POEMS[number % 4], created=float(number))
             await host.learner.idle()
 
-        (short,) = [each for each in host.errors.figures() if each.answers == "short"]
-        assert short.same_pairs == 3, "four pairs, of which the first one showed that it has one answer"
+        (short,) = [each for each in host.errors.figures() if each["answers"] == "short"]
+        assert short["same_pairs"] == 3, "four pairs, of which the first one showed that it has one answer"
         assert host.figure("agreed_with_itself") == 4
         assert host.figure("disagreed_with_itself") == 4
 

@@ -17,10 +17,10 @@ from cache.semantic.messages import (
     LookupRequest,
     Note,
     Purged,
-    Question,
     RefreshRequested,
     Refused,
     Reply,
+    Request,
     Stats,
     StatsRequest,
     WrongAnswerReport,
@@ -31,7 +31,7 @@ from cache.semantic.messages import (
     read_frame,
 )
 
-SAID: list[Question | Note] = [
+SAID: list[Request | Note] = [
     LookupRequest("public.a", "public.b", "How?", 0.5, True),
     WrongAnswerReport("public.a"),
     StatsRequest(),
@@ -59,7 +59,7 @@ async def payload_of(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("message", SAID)
-async def test_a_message_of_a_gateway_arrives_as_it_was(message: Question | Note) -> None:
+async def test_a_message_of_a_gateway_arrives_as_it_was(message: Request | Note) -> None:
     """A message of a gateway is decoded with its number and every field."""
     assert from_gateway(await payload_of(frame(7, message))) == (7, message)
 

@@ -14,7 +14,7 @@ from cache.semantic.messages import LookupRequest
 from cache.semantic.normal_form.english import load as load_words
 from cache.semantic.policy.policy import Decision
 from cache.semantic.policy.threshold import ThresholdPolicy
-from cache.semantic.service.neighbours import Neighbour, Neighbours, compared, neighbourhood_of, vouched, wording_of
+from cache.semantic.service.neighbours import Candidate, Neighbour, Neighbours, candidate_of, neighbourhood_of
 from cache.semantic.service.records import Record, Vector
 
 
@@ -28,28 +28,19 @@ def test_a_threshold_is_of_the_question_that_vouches() -> None:
         neighbour("a.1", "Wie setze ich mein Passwort zurück, wenn ich es vergessen habe?", 0.95),
         neighbour("a.2", "I forgot the password of my account", 0.6),
     ]
-    weighed = ThresholdPolicy(0.9).weigh(neighbourhood_of(near))._replace(members=(0, 1))
-    wording = wording_of("How do I reset it when I cannot remember what it was?", near, weighed.members)
-    evidence = vouched(weighed, wording, near)
+    evidence = ThresholdPolicy(0.9).vote(neighbourhood_of(near))._replace(members=(0, 1))
+    found = candidate_of("How do I reset it when I cannot remember what it was?", near, evidence)
 
-    assert wording.place == 1
-    assert evidence is not None
-    assert (evidence.entry, evidence.similarity) == ("a.2", 0.6)
-    assert not ThresholdPolicy(0.9).decide(evidence).serve
+    assert (found.neighbour, found.veto, found.vetoes) == (near[1], "", ("language", ""))
+    assert (found.evidence.entry, found.evidence.similarity) == ("a.2", 0.6)
+    assert not ThresholdPolicy(0.9).decide(found.evidence).serve
 
 
-def test_nothing_vouches_where_all_are_refused() -> None:
-    near = [neighbour("a.1", "How do I buy gold?", 0.95)]
-    weighed = ThresholdPolicy(0.9).weigh(neighbourhood_of(near))
-    assert vouched(weighed, wording_of("How do I sell gold?", near, weighed.members), near) is None
-
-
-def test_a_refusal_is_told_of_a_question_with_the_answer() -> None:
+def test_a_veto_is_told_of_a_question_with_the_answer() -> None:
     """Not of a nearer one with another answer, which has no part in it."""
     near = [neighbour("a.1", "How is gold mined?", 0.96), neighbour("a.2", "How do I buy gold?", 0.95)]
-    weighed = ThresholdPolicy(0.9).weigh(neighbourhood_of(near))._replace(members=(1,))
-    wording = wording_of("How do I sell gold?", near, weighed.members)
-    assert (wording.veto, compared(weighed, wording, near)) == ("words", near[1])
+    evidence = ThresholdPolicy(0.9).vote(neighbourhood_of(near))._replace(members=(1,))
+    assert candidate_of("How do I sell gold?", near, evidence) == Candidate(near[1], evidence, "words", ("words",))
 
 
 async def longest_turn(work: Coroutine[Any, Any, None]) -> float:
@@ -103,7 +94,9 @@ async def test_many_records_are_removed_beside_lookups() -> None:
     for number in range(KEPT):
         ask, stored = (f"{tenant}.{number:032x}" for tenant in "ab")
         request = LookupRequest(ask, "a.context", "Why?", 1.0, True)
-        decisions.decided(request, 1.0, Decision(True, 0.1), "", StoredQuestion(stored, "mock", "Why not?", 0.9, {}))
+        decision = Decision(True, 0.1)
+        near = StoredQuestion(stored, "mock", "Why not?", 0.9, "", decision, ())
+        decisions.decided(request, 1.0, decision, "", near)
     neighbours = Neighbours(VectorIndex(4), removed=decisions.forget_texts)
     took = []
     for _ in range(5):
