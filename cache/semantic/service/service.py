@@ -28,7 +28,7 @@ from cache.semantic.judge.embedding_judge import EmbeddingJudge, coefficients_di
 from cache.semantic.judge.error_rates import PRIOR_ERROR, ErrorRates
 from cache.semantic.judge.judge import Judge
 from cache.semantic.judge.llm_judge import open_llm_judge
-from cache.semantic.messages import LookupHit, LookupRequest, Note, Question, Refused, Reply, Stats, StatsRequest
+from cache.semantic.messages import LookupHit, LookupRequest, Note, Refused, Reply, Request, Stats, StatsRequest
 from cache.semantic.normal_form.english import load as load_words
 from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.policy import Policy
@@ -88,7 +88,7 @@ class Service:
         """From now on questions are refused."""
         self._cache = None
 
-    async def handle(self, message: Question | Note) -> Reply | None:
+    async def handle(self, message: Request | Note) -> Reply | None:
         """The reply to a question; that to a note is not sent. Raises CacheError if the cache fails."""
         if self._cache is None:
             if isinstance(message, Note):
