@@ -67,7 +67,5 @@ def _split(name: str) -> Split:
 
 
 def _questions(rows: Sequence[tuple[str, str]]) -> Questions:
-    numbers: dict[str, int] = {}
     names = [intent if intent != _OUT_OF_SCOPE else f"{intent} {place}" for place, (_, intent) in enumerate(rows)]
-    answers = np.array([numbers.setdefault(name, len(numbers)) for name in names])
-    return Questions(tuple(text for text, _ in rows), answers)
+    return Questions.of([text for text, _ in rows], names)

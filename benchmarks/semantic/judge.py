@@ -27,6 +27,7 @@ from benchmarks.semantic.labelled_answers import (
 )
 from cache.semantic.embedding.model_files import find_model
 from cache.semantic.embedding.torch_encoder import TorchEncoder
+from cache.semantic.evaluation.vectors import vectors_of
 from cache.semantic.judge.answer import Answer, AnswerClass
 from cache.semantic.judge.embedding_judge import EmbeddingJudge
 from cache.semantic.judge.error_rates import ErrorRates, JudgedPair
@@ -42,7 +43,6 @@ from cache.semantic.judge.repeatability import (
 from cache.semantic.policy.policy import NEIGHBOURS
 
 _RESAMPLES = 400
-_BATCH = 64
 
 
 class Vectors:
@@ -53,10 +53,8 @@ class Vectors:
         self.known: dict[str, npt.NDArray[np.float32]] = {}
 
     def learn(self, texts: Sequence[str]) -> None:
-        new = sorted({text for text in texts if text not in self.known}, key=len)
-        for start in range(0, len(new), _BATCH):
-            batch = new[start : start + _BATCH]
-            self.known |= dict(zip(batch, self._encoder.encode(batch), strict=True))
+        new = [text for text in dict.fromkeys(texts) if text not in self.known]
+        self.known |= dict(zip(new, vectors_of(new, self._encoder), strict=True))
 
     async def embed(self, text: str) -> npt.NDArray[np.float32]:
         if text not in self.known:
@@ -208,8 +206,8 @@ def _traffic_rows(repeated: Sequence[Asked], poems: Sequence[Asked], limit: floa
             evidence += disagreement_of(score)
     (of_class,) = rates.figures()
     true = float(np.mean([score > limit for asked in repeated for score in asked.scores]))
-    beside = {"upper": of_class.recall_upper, "of all pairs": true, "pairs": of_class.same_pairs}
-    rows = [Row(what="recall as the traffic shows", unit="", rounds=(of_class.recall,), beside=(beside,))]
+    beside = {"upper": of_class["recall_upper"], "of all pairs": true, "pairs": of_class["same_pairs"]}
+    rows = [Row(what="recall as the traffic shows", unit="", rounds=(of_class["recall"],), beside=(beside,))]
     for name, questions in (("poems and random picks", poems), ("a model's wordings of one answer", repeated)):
         for most in (1, 2, 3):
             of = [is_unrepeatable(rates, _question(asked, most)) for asked in questions if len(asked.scores) >= most]

@@ -7,7 +7,7 @@ its scores mean "the same", and the error of its labels (docs/decisions/040-meas
 
 import math
 from bisect import bisect_left
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -88,20 +88,6 @@ class _State(msgspec.Struct, frozen=True, array_like=True):
     classes: Annotated[dict[str, _Counts], msgspec.Meta(max_length=_MAX_CLASSES)]
 
 
-class ClassErrors(msgspec.Struct, frozen=True, kw_only=True):
-    """For an operator: of one model and class, the pairs behind its limit, and what they show."""
-
-    model: str
-    answers: str
-    same_pairs: float
-    unrelated_pairs: float
-    limit: float
-    recall: float
-    recall_upper: float
-    false_same_upper: float
-    unrepeatable: float
-
-
 class ErrorRates:
     """The judge's limit and its errors, for each model and class of answers.
 
@@ -165,25 +151,25 @@ class ErrorRates:
         self._classes = thaw(state, _STATE, _State).classes
         self._known.clear()
 
-    def figures(self) -> list[ClassErrors]:
-        """Every model and class that has pairs."""
+    def figures(self) -> list[dict[str, Any]]:
+        """For an operator: of every model and class that has pairs, their number, and what they show."""
         return [self._figures(name, counts) for name, counts in self._classes.items()]
 
-    def _figures(self, name: str, counts: _Counts) -> ClassErrors:
+    def _figures(self, name: str, counts: _Counts) -> dict[str, Any]:
         answers, _, model = name.partition(" ")
         limit, error = self._rates(name)
         same = sum(counts.same)
-        return ClassErrors(
-            model=model,
-            answers=answers,
-            same_pairs=same,
-            unrelated_pairs=sum(counts.unrelated),
-            limit=limit,
-            recall=(sum(counts.same[_bin(limit) :]) + _PRIOR_SAME) / (same + _PRIOR_SAME + _PRIOR_MISSED),
-            recall_upper=error.recall,
-            false_same_upper=error.false_same,
-            unrepeatable=counts.share_unrepeatable,
-        )
+        return {
+            "model": model,
+            "answers": answers,
+            "same_pairs": same,
+            "unrelated_pairs": sum(counts.unrelated),
+            "limit": limit,
+            "recall": (sum(counts.same[_bin(limit) :]) + _PRIOR_SAME) / (same + _PRIOR_SAME + _PRIOR_MISSED),
+            "recall_upper": error.recall,
+            "false_same_upper": error.false_same,
+            "unrepeatable": counts.share_unrepeatable,
+        }
 
     def _rates(self, name: str) -> tuple[float, JudgeError]:
         if name in self._classes and name not in self._known:

@@ -7,12 +7,9 @@ import logging
 import math
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
@@ -154,7 +151,12 @@ async def _running(config: Config, embedders: Embedders, judging: Embedder, serv
         judge: Judge = EmbeddingJudge(judging)
         if config.judge != EMBEDDING:
             judge = await stack.enter_async_context(open_llm_judge(config.judge, config.judge_model, config.judge_key))
-        what_if = WhatIf(config.delta, PRIOR_ERROR) if config.policy == "budget" else None
+        policy: Policy = ThresholdPolicy(config.threshold)
+        what_if = None
+        if config.policy == "budget":
+            chance = random.Random()  # noqa: S311  # which hits are audited is no secret
+            policy = BudgetPolicy(config.delta, PRIOR_ERROR, chance, config.audit_share)
+            what_if = WhatIf(config.delta, PRIOR_ERROR)
         decisions = Decisions(what_if, config.show_questions)
         neighbours = Neighbours(
             VectorIndex(model.dimensions),
@@ -165,7 +167,7 @@ async def _running(config: Config, embedders: Embedders, judging: Embedder, serv
         )
         stack.push_async_callback(asyncio.to_thread, neighbours.close)
         labels = Labels(
-            make_policy(config, random.Random()),  # noqa: S311  # which hits are audited is no secret
+            policy,
             ErrorRates(judge.same_above),
             f"{config.policy}:{model.fingerprint}",
             judge_name(config, judging.model.fingerprint),
@@ -187,28 +189,19 @@ async def _running(config: Config, embedders: Embedders, judging: Embedder, serv
                 return Refused("the embedding model does not answer")
             return Stats(_figures(learner, judge, embedders, sharing, shared))
 
-        async with _tasks(works):
+        async with asyncio.TaskGroup() as group:  # a task that fails ends the process, which the gateway starts again
+            running = [group.create_task(work) for work in works]
             await service.begin(cache, describe)
             try:
                 yield
             finally:
                 service.end()
+                for task in running:
+                    task.cancel()
         if shared is not None and sharing is not None:
             with contextlib.suppress(StoreUnavailable):
                 await shared.flush()
                 await sharing.save()
-
-
-@asynccontextmanager
-async def _tasks(works: list[Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
-    """All of them run while the block does; one that fails ends the process, which the gateway starts again."""
-    async with asyncio.TaskGroup() as group:
-        running = [group.create_task(work) for work in works]
-        try:
-            yield
-        finally:
-            for task in running:
-                task.cancel()
 
 
 def _counter(store: ExactCache | None) -> Callable[[Record], bool]:
@@ -250,20 +243,11 @@ def _figures(
         "corrupt_records": 0 if shared is None else shared.corrupt,
         "labels_of_other_versions": labels.of_other_versions.total(),
         "judge_failures": judge.failures,
-        "judge": [msgspec.structs.asdict(figures) for figures in labels.errors.figures()],
+        "judge": labels.errors.figures(),
         "policy": labels.policy.figures(),
         "reliability": labels.policy.reliability(),
         **learner.figures.as_dict(),
     }
-
-
-def make_policy(config: Config, chance: random.Random) -> Policy:
-    """The decision policy; `chance` draws what it audits."""
-    match config.policy:
-        case "budget":
-            return BudgetPolicy(config.delta, PRIOR_ERROR, chance, config.audit_share)
-        case "threshold":
-            return ThresholdPolicy(config.threshold)
 
 
 def judge_name(config: Config, fingerprint: str) -> str:

@@ -42,7 +42,7 @@ def report_on_stream(
     texts = [question.text for question in once]
     vectors = vectors_of(texts, encoder, lambda done: progress(f"{done} of {len(texts)} questions embedded"))
     # A text without a direction is near nothing.
-    stream = Stream(_numbered(once), np.nan_to_num(vectors))
+    stream = Stream(Questions.of(texts, [question.answer for question in once]), np.nan_to_num(vectors))
     marks = sorted({round(stream.size * part / CHECKPOINTS) for part in range(1, CHECKPOINTS + 1)} - {0})
     order = np.arange(stream.size)
     run = serve_in_budget(stream, order, 0, delta, SimulatedJudge("simulated", judge), marks)
@@ -75,13 +75,6 @@ def without_repeats(asked: Sequence[AskedQuestion]) -> tuple[list[AskedQuestion]
     for question in asked:
         others += first.setdefault(normal_form(question.text) or question.text, question).answer != question.answer
     return list(first.values()), others
-
-
-def _numbered(asked: Sequence[AskedQuestion]) -> Questions:
-    """The texts, and numbers for their answers."""
-    numbers: dict[str, int] = {}
-    answers = np.array([numbers.setdefault(question.answer, len(numbers)) for question in asked], dtype=np.int64)
-    return Questions(tuple(question.text for question in asked), answers)
 
 
 def _checkpoints(run: Run) -> list[dict[str, float]]:

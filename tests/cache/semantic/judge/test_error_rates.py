@@ -165,7 +165,7 @@ def test_the_limit_is_the_lowest_that_will_do() -> None:
             assert rates.figures() == known
             assert not measured
             rates.count(pair(0.0, answers="code"))
-            assert [each.answers for each in rates.figures()] == ["prose", "code"]
+            assert [each["answers"] for each in rates.figures()] == ["prose", "code"]
             assert len(measured) <= 10
 
 
