@@ -33,14 +33,9 @@ from cache.semantic.judge.embedding_judge import EmbeddingJudge
 from cache.semantic.judge.error_rates import ErrorRates, JudgedPair
 from cache.semantic.judge.judge import Judge
 from cache.semantic.judge.llm_judge import open_llm_judge
-from cache.semantic.judge.repeatability import (
-    disagreement_of,
-    is_repeatable,
-    is_unrepeatable,
-    probability_of,
-    repeatable,
-)
+from cache.semantic.judge.repeatability import disagreement_of, is_repeatable, is_unrepeatable, repeatable
 from cache.semantic.policy.policy import NEIGHBOURS
+from cache.semantic.policy.posterior import sigmoid
 
 _RESAMPLES = 400
 
@@ -201,7 +196,7 @@ def _traffic_rows(repeated: Sequence[Asked], poems: Sequence[Asked], limit: floa
             if is_repeatable(_Question("m", "prose", evidence)):
                 rates.count(JudgedPair("m", "prose", "again", score))
             elif evidence == 0.0:
-                share = probability_of(rates.unrepeatable("m", "prose") + disagreement_of(score))
+                share = sigmoid(rates.unrepeatable("m", "prose") + disagreement_of(score))
                 rates.count(JudgedPair("m", "prose", "first", score, share))
             evidence += disagreement_of(score)
     (of_class,) = rates.figures()

@@ -5,7 +5,6 @@ Each such pair is evidence for its question, and for questions that are near to 
 from the first ones (docs/decisions/040-measured-judge.md).
 """
 
-import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -59,10 +58,6 @@ def repeatable(errors: ErrorRates, near: Sequence[tuple[Answered, float]]) -> li
     if errors.unrepeatable(near[0][0].model, near[0][0].answers) + evidence > 0.0:
         return [False] * len(near)
     return [not is_unrepeatable(errors, answered) for answered, _ in near]
-
-
-def probability_of(log_odds: float) -> float:
-    return 1.0 / (1.0 + math.exp(-log_odds))
 
 
 def _weight(similarity: float) -> float:

@@ -18,10 +18,11 @@ from cache.semantic.embedding.embedder import Embedder
 from cache.semantic.judge.answer import class_of
 from cache.semantic.judge.error_rates import JudgedPair
 from cache.semantic.judge.judge import Judge
-from cache.semantic.judge.repeatability import MAX_DISAGREEMENT, disagreement_of, is_repeatable, probability_of
+from cache.semantic.judge.repeatability import MAX_DISAGREEMENT, disagreement_of, is_repeatable
 from cache.semantic.messages import AnswerStored
 from cache.semantic.policy.label import Label
 from cache.semantic.policy.policy import COMPARED_ANSWERS, LEAST_COMPARED
+from cache.semantic.policy.posterior import sigmoid
 from cache.semantic.service.answers import Answers, KnownAnswer, plain_answer
 from cache.semantic.service.labels import Labels
 from cache.semantic.service.log import RecordLog
@@ -295,7 +296,7 @@ class Learner:
         if is_repeatable(fresh):
             self._publish(JudgedPair(fresh.model, fresh.answers, "again", score))
         elif fresh.disagreement == 0.0:
-            share = probability_of(errors.unrepeatable(fresh.model, fresh.answers) + evidence)
+            share = sigmoid(errors.unrepeatable(fresh.model, fresh.answers) + evidence)
             self._publish(JudgedPair(fresh.model, fresh.answers, "first", score, share))
         disagreement = max(-MAX_DISAGREEMENT, min(MAX_DISAGREEMENT, fresh.disagreement + evidence))
         self._update(comparison, disagreement=disagreement)
