@@ -63,6 +63,15 @@ async def test_what_is_noted_before_the_model_is_loaded_is_learned_later(folder:
         await asyncio.wait([serving])
 
 
+async def test_the_guide_names_every_figure(folder: Path, minilm: Encoder) -> None:
+    """That of a new process, beside which there are counts of what has happened."""
+    async with open_service(_config(socket=str(folder / "s")), lambda *_: minilm) as service:
+        described = await service.handle(StatsRequest())
+    assert isinstance(described, Stats)
+    guide = (Path(__file__).parents[4] / "docs" / "guides" / "semantic-cache.md").read_text(encoding="utf-8")
+    assert {name for name in described.figures if f"`{name}" not in guide} == set()
+
+
 @pytest.mark.parametrize(
     ("coefficient", "other"),
     [
