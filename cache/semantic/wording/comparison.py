@@ -73,29 +73,29 @@ def compare(asked: Text, questions: Sequence[Text]) -> TextComparison:
     places = [place for place, veto in enumerate(vetoes) if not veto]
     if not places:
         return _forbidden(vetoes, vetoes[0])
-    ours, words = frozenset(asked.words), [frozenset(questions[place].words) for place in places]
-    near = [(place, found) for place in places if (found := difference(asked.words, questions[place].words))]
+    ours, words = frozenset(asked.words), {place: frozenset(questions[place].words) for place in places}
+    near = {place: found for place in places if (found := difference(asked.words, questions[place].words))}
     replaced = inserted = False
-    chosen = next((place for place, found in near if not found.words and not found.moved), None)
+    chosen = next((place for place, found in near.items() if not found.words and not found.moved), None)
     if chosen is None:
-        # What counts, counts of what is said: only a near-copy shows that another number makes no difference.
-        of_near = [frozenset(questions[place].words) for place, _ in near]
-        for _, found in near:
-            strange, missing = set(), set()
-            for word in found.words:
-                others = words if _kind({word}, found) == "words" else of_near
-                if word in found.added and not any(word in each for each in others):
-                    strange.add(word)
-                elif word in found.removed - ours and all(word in each for each in others):
-                    missing.add(word)
+        for found in near.values():
+            # What counts, counts of what is said: only a near-copy shows that another number makes no difference.
+            having = {
+                word: [word in words[place] for place in (words if _kind({word}, found) == "words" else near)]
+                for word in found.words
+            }
+            strange = {word for word in found.added if not any(having[word])}
+            missing = {word for word in found.removed - ours if all(having[word])}
             if found.moved:
                 return _forbidden(vetoes, "order")
             if missing or (strange and len(words) < MIN_QUESTIONS) or _kind(strange, found) != "words":
                 return _forbidden(vetoes, _kind(strange | missing, found))
             replaced |= not strange.isdisjoint(found.substituted)
             inserted |= not strange <= found.substituted
-        chosen = near[0][0] if near else places[0]
-    overlap, novelty = _overlap(asked, questions[chosen]), _novelty(asked, words)
+        chosen = next(iter(near), places[0])
+    theirs = words[chosen]
+    overlap = 3.0 * (len(ours & theirs) / max(1, len(ours | theirs)) - 0.4)
+    novelty = 3.0 * (len(ours.difference(*words.values())) / max(1, len(ours)) - 0.2)
     features = (float(replaced), float(inserted), overlap, novelty, overlap * overlap, novelty * novelty)
     return TextComparison(chosen, "", features, tuple(vetoes))
 
@@ -130,13 +130,3 @@ def _kind(words: Set[str], found: Difference) -> str:
     if any(is_number(word) or word in found.counted or word in _OPERATORS for word in words):
         return "numbers"
     return "words" if words.isdisjoint(_NEGATIONS) else "negation"
-
-
-def _overlap(asked: Text, cached: Text) -> float:
-    ours, theirs = frozenset(asked.words), frozenset(cached.words)
-    return 3.0 * (len(ours & theirs) / max(1, len(ours | theirs)) - 0.4)
-
-
-def _novelty(asked: Text, words: Sequence[frozenset[str]]) -> float:
-    ours = frozenset(asked.words)
-    return 3.0 * (len(ours.difference(*words)) / max(1, len(ours)) - 0.2)
