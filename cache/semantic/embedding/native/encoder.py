@@ -16,8 +16,6 @@ from cache.semantic.embedding.reference import check_against_reference
 
 # Tokens of a call, unless a single text has more: its numbers fit in a core's second-level cache.
 _MAX_TOKENS = 256
-# Enough characters per token for most texts; else the whole text is read.
-_CHARACTERS_OF_TOKEN = 64
 _INT32, _INT64, _FLOAT, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 
@@ -44,7 +42,6 @@ class NativeEncoder:
         self._weights = packed_model(bert, panel, activation_max)
         self._work = _Work()
         self._prompt = files.prompt
-        self._longest = bert.longest
         self._tokenizer = bert.tokenizer
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(bert.longest)
@@ -56,7 +53,7 @@ class NativeEncoder:
     def encode(self, texts: list[str]) -> Vectors:
         """Raises ValueError if a token is not in the model's tables."""
         vectors = np.empty((len(texts), self.dimensions), np.float32)
-        encodings = [self._read(self._prompt + text) for text in texts]
+        encodings = [self._tokenizer.encode(well_formed(self._prompt + text)) for text in texts]
         first = tokens = 0
         for place, encoding in enumerate(encodings):
             if place > first and tokens + len(encoding) > _MAX_TOKENS:
@@ -65,16 +62,6 @@ class NativeEncoder:
             tokens += len(encoding)
         self._compute(encodings[first:], vectors[first:])
         return unit(vectors)
-
-    def _read(self, text: str) -> Encoding:
-        """The tokens of a text, after the cut."""
-        # A megabyte takes a second to tokenize, and most of it is truncated.
-        most = self._longest * _CHARACTERS_OF_TOKEN
-        encoding = self._tokenizer.encode(well_formed(text[:most]))
-        # With so many tokens truncated, the last word, which may be incomplete, is not in the rest.
-        if most >= len(text) or len(encoding.overflowing) > 1:
-            return encoding
-        return self._tokenizer.encode(well_formed(text))
 
     def _compute(self, encodings: list[Encoding], vectors: Vectors) -> None:
         lengths = [len(each) for each in encodings]
