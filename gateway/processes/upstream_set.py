@@ -12,10 +12,12 @@ from cache.errors import StoreUnavailable
 from cache.stores.redis_store import RedisStore
 from gateway.http.background_tasks import BackgroundTasks, background_tasks
 from gateway.routing.overrides import StrategyOverrides
+from gateway.routing.prefixes.block_snapshots import BlockSnapshots
 from gateway.routing.prefixes.engine_index import LOOKUP_PATH
+from gateway.routing.prefixes.event_follower import EventFollower
 from gateway.routing.prefixes.history import PrefixHistory
 from gateway.routing.prefixes.shared_history import SharedPrefixHistory
-from gateway.routing.prefixes.views import EventFollower, PrefixViews
+from gateway.routing.prefixes.views import PrefixViews
 from gateway.routing.router import Router, RouterOptions
 from gateway.routing.table import RoutingTable, blocks_of_each
 from gateway.settings.settings import Settings
@@ -46,7 +48,7 @@ class UpstreamSet:
         self.router = Router(probed=(*PROBED_PATHS, LOOKUP_PATH))
         self.table = RoutingTable(Settings(), history)
         self.overrides = StrategyOverrides(self.table, redis)
-        self._events = EventFollower(tasks)
+        self._events = EventFollower(tasks, None if redis is None else BlockSnapshots(redis))
         self.views = PrefixViews(self._events.blocks)
         self._connections = connections
         self._mocks = mocks

@@ -274,7 +274,7 @@ class Sending:
         if upstream.has_own_key and call.namespace:
             own.setdefault(NAMESPACE_HEADER, call.namespace)
         body = attempt.body
-        if body and call.namespace and upstream.takes_salts:
+        if body and upstream.takes_salts:
             body = with_cache_salt(body, call.namespace)
         answer = await upstream.request(
             call.method,

@@ -97,7 +97,7 @@ def cache_salt(namespace: str, own: object = None) -> str | None:
 
     The same in every process. Another namespace never has the same one, whatever salt its client sends.
     """
-    if not own and namespace == _PUBLIC:
+    if not own and namespace in ("", _PUBLIC):
         return None
     text = f"{namespace}\n{own or ''}".encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text, digest_size=16, person=b"KV blocks").hexdigest()

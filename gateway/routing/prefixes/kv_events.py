@@ -10,13 +10,15 @@ maps with these keys, and the name as `type`:
 - AllBlocksCleared
 
 (docs.vllm.ai, "KV Events Subscriber".) An engine's hashes are integers or bytes and mean nothing elsewhere; here a
-block is the hash of all tokens up to its end, as its parents lead to it. Blocks that vLLM moves to another medium may
+block is the hash of all tokens up to its end, as its parents lead to it, and of the salt of the request, which vLLM
+tells in the extra keys of the first block. Blocks that vLLM moves to another medium may
 come without tokens, and those of layers with a sliding window with more tokens than they are of.
 """
 
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -49,6 +51,15 @@ Place = tuple[str | None, int]
 
 class BadEvents(ValueError):
     """A message that is none of KV cache events."""
+
+
+class BlocksState(msgspec.Struct, array_like=True, frozen=True):
+    """What is known of an engine's blocks, to be kept elsewhere."""
+
+    is_whole: bool
+    sizes: list[int]
+    adapters: list[str]
+    blocks: list[tuple[tuple[int | bytes, Place], int]]
 
 
 class EngineBlocks:
@@ -93,14 +104,29 @@ class EngineBlocks:
             except (TypeError, ValueError, KeyError, OverflowError) as error:
                 raise BadEvents(f"{name}: {error}") from error
 
-    def leading(self, tokens: Sequence[int]) -> int:
-        """How many leading tokens of a prompt it holds."""
-        data = array("q", tokens).tobytes()
-        return max((self._leading(data, size) for size in self._sizes), default=0)
+    def state(self, most: int) -> BlocksState:
+        """What is known now, of `most` blocks."""
+        blocks = list(islice(self._chains.items(), most))  # parents come before their children
+        is_whole = self.is_whole and len(blocks) == len(self._chains)
+        return BlocksState(is_whole, sorted(self._sizes), sorted(self.adapters), blocks)
 
-    def _leading(self, data: bytes, size: int) -> int:
+    def restore(self, state: BlocksState) -> None:
+        """Know what `state` says, and nothing else."""
+        self.lose()
+        self.is_whole = state.is_whole
+        self._sizes.update(state.sizes)
+        self.adapters.update(state.adapters)
+        for (block, place), chain in state.blocks:
+            self._keep(block, place, chain)
+
+    def leading(self, tokens: Sequence[int], salt: str | None = None) -> float:
+        """How many leading tokens of a prompt it holds, for requests with this salt."""
+        data, start = array("q", tokens).tobytes(), _start(salt)
+        return max((self._leading(start, data, size) for size in self._sizes), default=0)
+
+    def _leading(self, start: int, data: bytes, size: int) -> int:
         count = 0
-        for chain in _chains(0, data, size):
+        for chain in _chains(start, data, size):
             if chain not in self._held:
                 break
             count += size
@@ -115,10 +141,10 @@ class EngineBlocks:
                 if (known := self._chain_of(block, group)) is not None:
                     self._keep(block, place, known)
             return
-        # Blocks of an adapter or with a salt are not those of the tokens alone.
+        # Blocks of an adapter are not those of the tokens alone.
         if adapter := event.get("lora_name"):
             self.adapters.add(adapter)
-        if adapter or event.get("lora_id") is not None or event.get("cache_salt"):
+        if adapter or event.get("lora_id") is not None:
             return
         # Of a model with several kinds of layers the one that sees all tokens tells enough; where none is named, the
         # first group stands for it.
@@ -126,7 +152,11 @@ class EngineBlocks:
         if kind not in _FULL_ATTENTION if kind else group:
             return
         parent = event["parent_block_hash"]
-        start = 0 if parent is None else self._chain_of(parent, group)
+        extra_keys = list(event.get("extra_keys") or (None,) * len(hashes))
+        salt = event.get("cache_salt")
+        if parent is None and extra_keys and _is_salt(extra_keys[0]):
+            (salt,), extra_keys[0] = extra_keys[0], None
+        start = _start(salt) if parent is None else self._chain_of(parent, group)
         if start is None:
             return  # stored before the events that are known
         if size < 1 or len(tokens) < size * len(hashes):
@@ -136,11 +166,10 @@ class EngineBlocks:
         if isinstance(tokens[0], list):  # with the next token each, for EAGLE
             tokens = [token for token, _ in tokens]
         self._sizes.add(size)
-        extra_keys = event.get("extra_keys") or (None,) * len(hashes)
         chains = _chains(start, array("q", tokens).tobytes(), size)
         for block, extra, chain in zip(hashes, extra_keys, chains, strict=False):
             if extra:
-                return  # with an image or a salt it and those after it are not of the tokens alone
+                return  # with an image it and those after it are not of the tokens alone
             self._keep(block, place, chain)
 
     def _keep(self, block: int | bytes, place: Place, chain: int) -> None:
@@ -161,6 +190,16 @@ class EngineBlocks:
     def _chain_of(self, block: int | bytes, group: int) -> int | None:
         chains = (self._chains.get((block, (medium, group))) for medium in self._media)
         return next((chain for chain in chains if chain is not None), None)
+
+
+def _is_salt(keys: Any) -> bool:
+    """Whether the extra keys of a first block, which is of no adapter, are a salt alone."""
+    return isinstance(keys, list) and len(keys) == 1 and isinstance(keys[0], str)
+
+
+def _start(salt: str | None) -> int:
+    """The number of what comes before the first block."""
+    return xxhash.xxh3_64_intdigest(salt.encode("utf-8", "surrogatepass")) if salt else 0
 
 
 def _chains(chain: int, data: bytes, size: int) -> Iterator[int]:

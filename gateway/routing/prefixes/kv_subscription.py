@@ -2,18 +2,23 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from urllib.parse import urlsplit
+from typing import Any
 
+import xxhash
 import zmq
 import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
 
+from gateway.routing.prefixes.block_snapshots import BlockSnapshots, Message, Snapshot
+from gateway.routing.prefixes.event_sources import EventSource
 from gateway.routing.prefixes.kv_events import BadEvents, EngineBlocks
 
 log = logging.getLogger(__name__)
 
 _REPLAY_DEADLINE = 2.0
+"""For each message of a replay."""
 _MAX_WAITING = 100_000
 _HEARTBEAT = 5.0
 """Seconds between questions whether the engine is there: a machine that is gone without a word is connected anew."""
@@ -21,86 +26,145 @@ _END = (-1).to_bytes(8, "big", signed=True)
 
 
 class Subscription:
-    """What one engine publishes at `address`, as `blocks`.
+    """What one engine publishes, as `blocks`.
 
-    Missed events are asked for at the port after it, where vLLM's and SGLang's examples have `replay_endpoint`. Where
-    they cannot be had, all blocks are forgotten.
+    At each connection, and where messages are missing, the replay is asked for what follows the last known message. It
+    begins with that message: another one in its place is of an engine that has started again. Where the replay lacks
+    messages, what came before is forgotten.
     """
 
-    def __init__(self, address: str) -> None:
-        self._address = address
+    def __init__(self, source: EventSource, snapshots: BlockSnapshots | None = None) -> None:
+        self._source = source
+        self._snapshots = snapshots
         self.blocks = EngineBlocks()
-        self._next: int | None = None
-        """The number of the next message; None before the first one."""
+        self._last: Message | None = None
+        """None before the first one, and after the engine has started again."""
+        self._replayed: dict[int, int] = {}
+        """Digests of what the replay gave, and may come once more, by their numbers."""
+        self._taking = asyncio.Lock()
 
     async def follow(self) -> None:
-        """Take events for as long as it is used; start again after a failure."""
+        """Take events for as long as it is used; go on after a failure."""
         with zmq.asyncio.Context() as context:
             socket = context.socket(zmq.SUB)
+            monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
             try:
                 socket.setsockopt(zmq.LINGER, 0)
                 socket.setsockopt(zmq.RCVHWM, _MAX_WAITING)
                 socket.setsockopt(zmq.HEARTBEAT_IVL, int(_HEARTBEAT * 1000))
                 socket.subscribe(b"")
-                socket.connect(self._address)
-                while True:
-                    frames = await socket.recv_multipart()
-                    if len(frames) == 3 and len(frames[1]) == 8:
-                        await self._take(context, int.from_bytes(frames[1], "big"), frames[2])
+                if self._last is None and self._snapshots is not None:
+                    self._restore(await self._snapshots.load(self._source.address))
+                socket.connect(self._source.address)
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._resume_at_connections(context, monitor))
+                    if self._snapshots is not None:
+                        tasks.create_task(self._snapshots.keep(self._source.address, self._snapshot))
+                    while True:
+                        frames = await socket.recv_multipart()
+                        if len(frames) == 3 and len(frames[1]) == 8:
+                            async with self._taking:
+                                await self._take(context, int.from_bytes(frames[1], "big"), frames[2])
             finally:
+                socket.disable_monitor()
                 socket.close(linger=0)
 
+    async def _resume_at_connections(self, context: zmq.asyncio.Context, monitor: Any) -> None:
+        while True:
+            event: Mapping[str, Any] = await recv_monitor_message(monitor)
+            if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                async with self._taking:
+                    await self._resume(context)
+
     async def _take(self, context: zmq.asyncio.Context, number: int, batch: bytes) -> None:
-        if self._next is None or number < self._next:  # the gateway or the engine has just started
-            self.blocks.lose()
-            self._next = 0
-            self.blocks.is_whole = True
-        if number > self._next and not await self._catch_up(context, number):
-            log.info("%s: KV cache events were missed; its blocks are unknown", self._address)
-            self.blocks.lose()
-        self._apply(batch)
-        self._next = number + 1
+        if number != self._next and not self._has_come(number, batch):
+            await self._resume(context)
+        if not self._has_come(number, batch):
+            self._replayed.clear()
+            self._apply(number, batch)
 
-    async def _catch_up(self, context: zmq.asyncio.Context, until: int) -> bool:
-        """Take the messages before `until` from the replay; False unless it has all of them."""
-        assert self._next is not None  # noqa: S101  # the caller has set it
+    def _has_come(self, number: int, batch: bytes) -> bool:
+        return self._replayed.get(number) == _digest(batch)
+
+    @property
+    def _next(self) -> int:
+        return 0 if self._last is None else self._last.number + 1
+
+    async def _resume(self, context: zmq.asyncio.Context) -> None:
+        if self._source.replay is not None and not await self._replay(context, self._source.replay):
+            self._forget()  # the engine is another one
+            await self._replay(context, self._source.replay)
+
+    async def _replay(self, context: zmq.asyncio.Context, address: str) -> bool:
+        """Take what the replay has after the last message; False if it does not know that one."""
+        known, is_empty = self._last, True
         try:
-            async with (
-                asyncio.timeout(_REPLAY_DEADLINE),
-                aclosing(_replayed(context, self._address, self._next)) as replayed,
-            ):
-                async for number, batch in replayed:
-                    if number >= until:
-                        break
-                    if number != self._next:
+            async with aclosing(_replayed(context, address, 0 if known is None else known.number)) as messages:
+                async for number, batch in messages:
+                    is_known = is_empty and known is not None and number == known.number
+                    is_empty = False
+                    if not is_known:
+                        self._apply(number, batch)
+                        self._replayed[number] = _digest(batch)
+                    elif Message(number, _digest(batch)) != known:
                         return False
-                    self._apply(batch)
-                    self._next += 1
         except (TimeoutError, ValueError, zmq.ZMQError) as error:
-            log.debug("%s: no replay: %s", self._address, error or "no answer in time")
-        return self._next == until
+            log.debug("%s: no replay: %s", address, error or "no answer in time")
+            return True
+        if is_empty and known is None:
+            self.blocks.is_whole = True  # it has published nothing yet
+        return not is_empty or known is None
 
-    def _apply(self, batch: bytes) -> None:
+    def _apply(self, number: int, batch: bytes) -> None:
+        if number != self._next:
+            if self._last is not None and number > self._next:
+                log.info("%s: KV cache events were missed; its blocks are unknown", self._source.address)
+            self._forget()
+        if self._last is None:
+            self.blocks.is_whole = number == 0
         try:
             self.blocks.apply(batch)
         except BadEvents as error:
             if self.blocks.is_whole or len(self.blocks):  # else it has been said
-                log.warning("%s: KV cache events cannot be read (%s); its blocks are unknown", self._address, error)
+                log.warning(
+                    "%s: KV cache events cannot be read (%s); its blocks are unknown", self._source.address, error
+                )
             self.blocks.lose()
+        self._last = Message(number, _digest(batch))
+
+    def _forget(self) -> None:
+        self.blocks.lose()
+        self._replayed.clear()
+        self._last = None
+
+    def _restore(self, snapshot: Snapshot | None) -> None:
+        if snapshot is not None:
+            self.blocks.restore(snapshot.state)
+            self._last = snapshot.last
+
+    def _snapshot(self, most: int) -> Snapshot | None:
+        return None if self._last is None else Snapshot(self._last, self.blocks.state(most))
 
 
 async def _replayed(context: zmq.asyncio.Context, address: str, first: int) -> AsyncGenerator[tuple[int, bytes]]:
-    parts = urlsplit(address)
+    """The engine's messages from the number `first` on. Raises TimeoutError, ValueError and ZMQError."""
     socket = context.socket(zmq.DEALER)
     try:
         socket.setsockopt(zmq.LINGER, 0)
-        socket.connect(f"tcp://{parts.netloc.rpartition(':')[0]}:{(parts.port or 0) + 1}")
+        socket.setsockopt(zmq.RCVHWM, _MAX_WAITING)
+        socket.connect(address)
         await socket.send_multipart([b"", first.to_bytes(8, "big")])
         while True:
-            # vLLM 0.32 puts the topic before them; older versions and SGLang do not.
-            *_, number, batch = await socket.recv_multipart()
+            async with asyncio.timeout(_REPLAY_DEADLINE):
+                # vLLM 0.32 puts the topic before them; older versions and SGLang do not.
+                *_, number, batch = await socket.recv_multipart()
             if number == _END:
                 return
             yield int.from_bytes(number, "big"), batch
+            await asyncio.sleep(0)  # what has arrived is received without a pause
     finally:
         socket.close(linger=0)
+
+
+def _digest(batch: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(batch)

@@ -11,6 +11,8 @@ import zmq
 import zmq.asyncio
 from aiohttp import web
 
+from gateway.routing.prefixes.event_sources import configured_source
+
 BLOCK_TOKENS = 2
 _pack = msgspec.msgpack.Encoder().encode
 
@@ -21,7 +23,7 @@ def tokens_of(prompt: str) -> list[int]:
 
 class Engine:
     """A server at `url`; `stored` are the prompts that it holds, and `fields` what it was asked last. `hang` delays
-    every answer while it is set.
+    every answer while it is set. `sources` are the publishers that it lists, as vLLM does.
     """
 
     def __init__(self, has_index: bool) -> None:
@@ -30,12 +32,14 @@ class Engine:
         self.asked = 0
         self.fields: dict[str, Any] = {}
         self.hang = False
+        self.sources: dict[str, dict[str, Any]] = {}
         self.url = ""
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["Engine"]:
         application = web.Application()
         application.router.add_post("/tokenize", self._tokenize)
+        application.router.add_get("/kv_event_sources", self._list_sources)
         if self._has_index:
             application.router.add_post("/v1/prefix/lookup", self._look_up)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
@@ -57,6 +61,9 @@ class Engine:
     async def _tokenize(self, request: web.Request) -> web.Response:
         return web.json_response({"tokens": await self._tokens(request)})
 
+    async def _list_sources(self, request: web.Request) -> web.Response:
+        return web.json_response(self.sources)
+
     async def _look_up(self, request: web.Request) -> web.Response:
         tokens = await self._tokens(request)
         held = max((_leading(stored, tokens) for stored in self.stored), default=0)
@@ -70,11 +77,11 @@ def _leading(stored: list[int], tokens: list[int]) -> int:
 
 
 class Publisher:
-    """Publishes KV cache events as an engine does; `as_maps` as newer versions of vLLM. `log` is for the replay, unless
-    there is a recorded one in `replayed`.
+    """Publishes KV cache events as an engine does, at `address` if one is given; `as_maps` as newer versions of vLLM.
+    `log` is for the replay, unless there is a recorded one in `replayed`.
     """
 
-    def __init__(self, context: zmq.asyncio.Context, as_maps: bool = False) -> None:
+    def __init__(self, context: zmq.asyncio.Context, as_maps: bool = False, address: str | None = None) -> None:
         self._as_maps = as_maps
         self._socket = context.socket(zmq.XPUB)
         self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)
@@ -82,11 +89,15 @@ class Publisher:
         self.log: list[tuple[int, bytes]] = []
         self.replayed: list[list[bytes]] = []
         self.number = 0
-        self.address = ""
+        self.address = address or ""
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["Publisher"]:
-        self._bind()
+        if self.address:
+            self._socket.bind(self.address)
+            self._replay.bind(configured_source(self.address).replay)
+        else:
+            self._bind()
         replaying = asyncio.create_task(self._answer_replays())
         try:
             yield self
@@ -129,7 +140,7 @@ class Publisher:
     async def _answer_replays(self) -> None:
         while True:
             client, _, first = await self._replay.recv_multipart()
-            for frames in self.replayed:
+            for frames in [each for each in self.replayed if each[-2] >= first]:  # its end has the highest number
                 await self._replay.send_multipart([client, *frames])
             if self.replayed:
                 continue

@@ -12,9 +12,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.http.background_tasks import background_tasks
+from gateway.routing.prefixes.event_sources import EventSource, configured_source
 from gateway.routing.prefixes.kv_events import BadEvents, EngineBlocks
 from gateway.routing.prefixes.kv_subscription import Subscription
-from tests.gateway.routing.prefixes.engine import Publisher, engine_hash, removed, stored
+from tests.gateway.routing.prefixes.engine import BLOCK_TOKENS, Publisher, engine_hash, removed, stored
 from tests.waiting import until
 
 TOKENS = [11, 12, 13, 14, 15, 16]
@@ -55,16 +56,34 @@ def test_a_block_follows_its_parent() -> None:
     [
         {"lora_id": 1},
         {"lora_id": None, "medium": None, "lora_name": "law"},
-        {"lora_id": None, "medium": None, "lora_name": None, "extra_keys": [["salt"], None, None]},
+        {"lora_id": None, "medium": None, "lora_name": None, "extra_keys": [["salt", ["image", 0]], None, None]},
         {"lora_id": None, "medium": None, "lora_name": None, "extra_keys": None, "group_idx": 1},
-        {"lora_id": None, "medium": "GPU", "cache_salt": "salt"},
     ],
 )
 def test_blocks_of_more_than_tokens_are_left_out(fields: dict[str, Any]) -> None:
-    """Of an adapter, of another kind of layers, of a cache that vLLM or SGLang salts."""
+    """Of an adapter, of another kind of layers, of an image."""
     blocks = EngineBlocks()
-    blocks.apply(batch(stored(TOKENS, **fields), as_maps="cache_salt" in fields))
+    blocks.apply(batch(stored(TOKENS, **fields)))
     assert len(blocks) == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"medium": "GPU", "lora_name": None, "extra_keys": [["red"], None, None]},
+        {"medium": "GPU", "cache_salt": "red"},
+    ],
+    ids=["vLLM", "SGLang"],
+)
+def test_blocks_with_a_salt_are_those_of_requests_with_it(fields: dict[str, Any]) -> None:
+    """The same tokens are others' with another salt or none; later blocks have the salt of their parent."""
+    blocks = EngineBlocks()
+    later = stored([17, 18]) | {"block_hashes": [b"later"], "parent_block_hash": engine_hash(TOKENS), "medium": "GPU"}
+    blocks.apply(batch(stored(TOKENS, **fields), later, as_maps=True))
+    prompt = [*TOKENS, 17, 18]
+    assert [blocks.leading(prompt, salt) for salt in ("red", "blue", None)] == [8, 0, 0]
+    blocks.apply(batch(stored(TOKENS[:4]) | {"block_hashes": [b"one", b"two"]}, as_maps=True))
+    assert [blocks.leading(prompt, salt) for salt in ("red", "blue", None)] == [8, 0, 4]
 
 
 def test_a_block_in_two_places_is_held_until_it_is_in_none() -> None:
@@ -159,7 +178,7 @@ async def publisher() -> AsyncIterator[Publisher]:
 async def test_missed_events_come_from_the_replay(publisher: Publisher) -> None:
     """A gateway that starts later than the engine, and a message that was lost."""
     await publisher.publish(stored(TOKENS[:2]))
-    subscription = Subscription(publisher.address)
+    subscription = Subscription(configured_source(publisher.address))
     async with background_tasks() as tasks:
         tasks.start(subscription.follow())
         await publisher.wait_for_subscriber()
@@ -168,6 +187,48 @@ async def test_missed_events_come_from_the_replay(publisher: Publisher) -> None:
         await until(lambda: subscription.blocks.leading([1, 2]) == 2)
         assert subscription.blocks.leading(TOKENS) == 4
         assert subscription.blocks.is_whole
+
+
+async def test_what_an_engine_holds_is_known_before_its_next_event(publisher: Publisher) -> None:
+    """A worker that starts while the engine is idle."""
+    await publisher.publish(stored(TOKENS))
+    subscription = Subscription(configured_source(publisher.address))
+    async with background_tasks() as tasks:
+        tasks.start(subscription.follow())
+        await until(lambda: subscription.blocks.leading(TOKENS) == 6)
+        assert subscription.blocks.is_whole
+
+
+async def test_a_replay_that_begins_later_is_known_from_there(publisher: Publisher) -> None:
+    """Blocks of before are not; what is stored since then counts, without another event."""
+    await publisher.publish(stored(TOKENS), is_logged=False)
+    await publisher.publish(stored([1, 2]))
+    subscription = Subscription(configured_source(publisher.address))
+    async with background_tasks() as tasks:
+        tasks.start(subscription.follow())
+        await until(lambda: subscription.blocks.leading([1, 2]) == 2)
+        assert (subscription.blocks.leading(TOKENS), subscription.blocks.is_whole) == (0, False)
+
+
+async def test_an_engine_that_was_killed_holds_nothing_once_it_is_back() -> None:
+    """Before its first event, and also where it has published more by then than was known."""
+    subscriptions: list[Subscription] = []
+    async with background_tasks() as tasks:
+        address = None
+        for held in ([TOKENS], [], [[1, 2], [3, 4], [5, 6]], [[7, 8]]):
+            # The end of the context frees the address.
+            with zmq.asyncio.Context() as context:
+                async with Publisher(context, address=address).serving() as engine:
+                    address = engine.address
+                    for tokens in held:
+                        await engine.publish(stored(tokens))
+                    if not subscriptions:
+                        subscriptions.append(Subscription(configured_source(address)))
+                        tasks.start(subscriptions[0].follow())
+                    blocks = subscriptions[0].blocks
+                    count = sum(map(len, held)) // BLOCK_TOKENS
+                    await until(lambda: blocks.is_whole and len(blocks) == count, within=10)  # noqa: B023
+                    assert all(blocks.leading(tokens) == len(tokens) for tokens in held)
 
 
 async def test_an_engine_that_is_gone_without_a_word_is_connected_anew(
@@ -190,7 +251,7 @@ async def test_an_engine_that_is_gone_without_a_word_is_connected_anew(
         target.close()
 
     proxy = await asyncio.start_server(pass_on, "127.0.0.1", 0)
-    subscription = Subscription(f"tcp://127.0.0.1:{proxy.sockets[0].getsockname()[1]}")
+    subscription = Subscription(EventSource(f"tcp://127.0.0.1:{proxy.sockets[0].getsockname()[1]}", None))
     async with proxy, background_tasks() as tasks:
         tasks.start(subscription.follow())
         await publisher.wait_for_subscriber()
@@ -204,7 +265,7 @@ async def test_an_engine_that_is_gone_without_a_word_is_connected_anew(
 
 async def test_where_events_are_lost_for_good_nothing_is_believed(publisher: Publisher) -> None:
     """All blocks are forgotten, and what is stored later is known again."""
-    subscription = Subscription(publisher.address)
+    subscription = Subscription(configured_source(publisher.address))
     async with background_tasks() as tasks:
         tasks.start(subscription.follow())
         await publisher.wait_for_subscriber()
@@ -222,7 +283,7 @@ async def test_where_events_are_lost_for_good_nothing_is_believed(publisher: Pub
 
 async def test_an_engine_that_starts_again_holds_nothing(publisher: Publisher) -> None:
     """Its numbers begin again."""
-    subscription = Subscription(publisher.address)
+    subscription = Subscription(configured_source(publisher.address))
     async with background_tasks() as tasks:
         tasks.start(subscription.follow())
         await publisher.wait_for_subscriber()

@@ -14,6 +14,7 @@ from cache.stores.redis_store import open_redis_store
 from gateway.http.background_tasks import background_tasks
 from gateway.routing.prefixes.asking import Asker, Prompt
 from gateway.routing.prefixes.engine_index import LOOKUP_PATH, EngineIndex
+from gateway.routing.prefixes.event_sources import configured_source
 from gateway.routing.prefixes.history import PrefixHistory
 from gateway.routing.prefixes.kv_events import EngineBlocks
 from gateway.routing.prefixes.kv_subscription import Subscription
@@ -106,7 +107,7 @@ async def events_view(stack: AsyncExitStack, valkey: Valkey) -> View:
     context = stack.enter_context(zmq.asyncio.Context())
     tasks = await stack.enter_async_context(background_tasks())
     publishers = {name: await stack.enter_async_context(Publisher(context, name == "b").serving()) for name in "ab"}
-    following = {name: Subscription(publisher.address) for name, publisher in publishers.items()}
+    following = {name: Subscription(configured_source(publisher.address)) for name, publisher in publishers.items()}
     for name, subscription in following.items():
         tasks.start(subscription.follow())
         await publishers[name].wait_for_subscriber()

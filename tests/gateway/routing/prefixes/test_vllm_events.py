@@ -14,6 +14,7 @@ from typing import Any
 import zmq.asyncio
 
 from gateway.http.background_tasks import background_tasks
+from gateway.routing.prefixes.event_sources import configured_source
 from gateway.routing.prefixes.kv_events import EngineBlocks
 from gateway.routing.prefixes.kv_subscription import Subscription
 from tests.gateway.routing.prefixes.engine import Publisher
@@ -26,7 +27,7 @@ def tokens_of(model: str, name: str) -> list[int]:
     return next(step["tokens"] for step in RECORDED[model]["steps"] if step["name"] == name)
 
 
-def held_after(model: str, *chats: str) -> list[dict[str, int]]:
+def held_after(model: str, *chats: str) -> list[dict[str, float]]:
     """How many leading tokens of the chats' prompts are held after each step."""
     blocks, held = EngineBlocks(), []
     for step in RECORDED[model]["steps"]:
@@ -41,7 +42,7 @@ def frames_of(messages: Any) -> list[list[bytes]]:
 
 
 def test_blocks_are_those_of_the_tokens() -> None:
-    """A turn more is the blocks after its parent; those evicted and cleared are gone, salted ones never there."""
+    """A turn more is the blocks after its parent; those evicted and cleared are gone, salted ones not theirs."""
     chats = ("first", "next turn", "salted", "another", "after the reset")
     assert [tuple(held.values()) for held in held_after("llama", *chats)] == [
         (64, 64, 0, 0, 0),
@@ -50,6 +51,16 @@ def test_blocks_are_those_of_the_tokens() -> None:
         (32, 32, 0, 160, 0),
         (0, 0, 0, 0, 32),
     ]
+
+
+def test_blocks_with_a_salt_are_known_by_it() -> None:
+    """Of the chat that was sent with `cache_salt`, until it is evicted."""
+    blocks, held = EngineBlocks(), []
+    for step in RECORDED["llama"]["steps"]:
+        for _, _, batch in frames_of(step["messages"]):
+            blocks.apply(batch)
+        held.append(blocks.leading(tokens_of("llama", "salted"), "tenant-2"))
+    assert held == [0, 0, 32, 32, 0]
 
 
 def test_of_several_kinds_of_layers_those_that_see_all_count() -> None:
@@ -63,13 +74,15 @@ async def test_the_replay_is_understood() -> None:
     async with AsyncExitStack() as stack:
         context = stack.enter_context(zmq.asyncio.Context())
         publisher = await stack.enter_async_context(Publisher(context).serving())
-        publisher.replayed = frames_of(RECORDED["llama"]["replay"])
-        subscription = Subscription(publisher.address)
+        publisher.replayed = [[b"", *messages[0]], *frames_of(RECORDED["llama"]["replay"])]
+        publisher.number = len(messages)
+        subscription = Subscription(configured_source(publisher.address))
         tasks = await stack.enter_async_context(background_tasks())
         tasks.start(subscription.follow())
+        await until(lambda: subscription.blocks.leading(tokens_of("llama", "after the reset")) == 32)
         await publisher.wait_for_subscriber()
-        await publisher.send(messages[0])
-        await publisher.send(messages[3])
-        await until(lambda: subscription.blocks.leading(tokens_of("llama", "another")) == 160)
-        assert subscription.blocks.leading(tokens_of("llama", "next turn")) == 32
+        await publisher.send(messages[3])  # once more
+        await publisher.send(messages[4])
+        await publisher.publish({"type": "AllBlocksCleared"})
+        await until(lambda: subscription.blocks.leading(tokens_of("llama", "after the reset")) == 0)
         assert subscription.blocks.is_whole
