@@ -89,7 +89,7 @@ async def test_a_long_search_is_no_turn_of_the_event_loop() -> None:
 
 
 async def test_many_records_are_removed_beside_lookups() -> None:
-    """Forgetting the texts of 500 removed records in all decisions takes less than a millisecond."""
+    """Forgetting the texts of 500 removed records in all decisions takes about as long as those of five."""
     decisions = Decisions(None, shows_questions=True)
     for number in range(KEPT):
         ask, stored = (f"{tenant}.{number:032x}" for tenant in "ab")
@@ -98,10 +98,14 @@ async def test_many_records_are_removed_beside_lookups() -> None:
         near = StoredQuestion(stored, "mock", "Why not?", 0.9, "", decision, ())
         decisions.decided(request, 1.0, decision, "", near)
     neighbours = Neighbours(VectorIndex(4), removed=decisions.forget_texts)
-    took = []
-    for _ in range(5):
-        began = time.perf_counter()
-        await neighbours.remove([f"c.{number:032x}" for number in range(500)])
-        took.append(time.perf_counter() - began)
+
+    async def took(count: int) -> float:
+        times = []
+        for _ in range(5):
+            began = time.perf_counter()
+            await neighbours.remove([f"c.{number:032x}" for number in range(count)])
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    assert await took(500) < 20 * await took(5)
     neighbours.close()
-    assert min(took) < 0.001
