@@ -1,7 +1,6 @@
 """What the neighbours of a question say of whether one of their answers is right."""
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -42,18 +41,13 @@ def evidence_of(neighbourhood: Neighbourhood) -> Evidence:
     winner = max(votes, key=votes.__getitem__)
     members = tuple(place for place, answer in enumerate(answers) if answer == winner)
     nearest = float(similarities[members[0]])
+    # Another answer may be beyond the neighbours that were looked at.
+    beyond = float(similarities[-1]) if len(answers) == NEIGHBOURS else _NOBODY - 0.1
+    rival = next((float(each) for each, answer in zip(similarities, answers, strict=True) if answer != winner), beyond)
     share = votes[winner] / (sum(votes.values()) + math.exp(_SHARPNESS * (_NOBODY - 1.0)))
     s = (nearest - _MIDDLE) * _SCALE
-    m = (nearest - _rival(similarities, answers, winner)) * _SCALE
+    m = (nearest - rival) * _SCALE
     v = math.log((share + _MAX_CERTAIN) / (1.0 - share + _MAX_CERTAIN))
     n = math.log(len(members))
     features = np.array([1.0, s, m, v, n, s * s, m * m, v * v / 4, s * v / 2, m * v / 2, n * v / 2, s * m, *_UNREAD])
     return Evidence(members, entries[members[0]], winner, nearest, features)
-
-
-def _rival(similarities: Sequence[float], answers: Sequence[str], winner: str) -> float:
-    """How near another answer is, or may be beyond the neighbours that were looked at."""
-    for similarity, answer in zip(similarities, answers, strict=True):
-        if answer != winner:
-            return float(similarity)
-    return float(similarities[-1]) if len(answers) == NEIGHBOURS else _NOBODY - 0.1

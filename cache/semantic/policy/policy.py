@@ -90,7 +90,7 @@ class Assessment(NamedTuple):
     reason: str
 
 
-class RiskClassFigures(msgspec.Struct, frozen=True, kw_only=True):
+class RiskClassFigures(msgspec.Struct, frozen=True):
     """Of neighbours whose predicted risk was above `above` and at most `up_to`: the mean of what was predicted, and the
     share that was wrong, with an interval that holds with 95 % confidence.
 

@@ -44,6 +44,13 @@ class RiskClass(msgspec.Struct, array_like=True):
         if self.labels and not (self.weight > 0.0 and self.squares > 0.0):
             raise ValueError("a class of risk has labels without a weight")
 
+    def figures(self, above: float, up_to: float, judge: JudgeError) -> RiskClassFigures:
+        share = self.different / self.weight
+        low, high = _interval(share, self.weight * self.weight / self.squares)
+        observed, low, high = map(judge.wrong_among, (share, low, high))
+        predicted = self.risk / self.weight
+        return RiskClassFigures(above, up_to, self.labels, self.audits, predicted, observed, low, high)
+
 
 class Reliability(msgspec.Struct, array_like=True):
     """Counts labels by what was predicted for them, before they are learned from.
@@ -77,25 +84,10 @@ class Reliability(msgspec.Struct, array_like=True):
     def figures(self, judge: JudgeError) -> list[RiskClassFigures]:
         """The classes that have labels, the safest first; the judge's own mistakes are taken off."""
         return [
-            _figures(above, up_to, found, judge)
+            found.figures(above, up_to, judge)
             for above, up_to, found in zip((0.0, *BOUNDS), BOUNDS, self.classes, strict=False)
             if found.labels
         ]
-
-
-def _figures(above: float, up_to: float, found: RiskClass, judge: JudgeError) -> RiskClassFigures:
-    share = found.different / found.weight
-    low, high = _interval(share, found.weight * found.weight / found.squares)
-    return RiskClassFigures(
-        above=above,
-        up_to=up_to,
-        labels=found.labels,
-        audits=found.audits,
-        predicted=found.risk / found.weight,
-        observed=judge.wrong_among(share),
-        low=judge.wrong_among(low),
-        high=judge.wrong_among(high),
-    )
 
 
 def _interval(share: float, number: float) -> tuple[float, float]:

@@ -24,7 +24,7 @@ _SUSPICIOUS = re.compile(r"[`~{}\[;=<>&|#(\n:\uff1a\"“«„「『@/\\_]|(?<!\w
 # With the full-width signs of Chinese and Japanese: ideographic comma and full stop, then , ; : ! ? ( ).
 _STRIPPED = ".,;:!?\"'()…“”«»「」『』\u3001\u3002\uff0c\uff1b\uff1a\uff01\uff1f\uff08\uff09"
 _COLON = re.compile(r": |(?<!\d)\uff1a")
-# A longer part is not sought among the words: it would take quadratic time.
+# A longer part is not sought among the words: it is a text, not a quotation.
 _MAX_WORDS = 24
 
 
@@ -43,18 +43,17 @@ def verbatim(text: str) -> tuple[str, ...]:
 
 def are_said(parts: tuple[str, ...], written: str) -> bool:
     """Whether all of `parts` stand in a text: plain words may be quoted in one text and not in the other."""
-    words = [word.strip(_STRIPPED) for word in _divided(written)]
-    return all(_is_said(_divided(part), words) for part in parts)
+    said = f" {' '.join(word.strip(_STRIPPED) for word in _divided(written))} "
+    return all(
+        0 < len(sought) <= _MAX_WORDS
+        and all(word.replace("'", "").isalpha() for word in sought)
+        and f" {' '.join(sought)} " in said
+        for sought in map(_divided, parts)
+    )
 
 
 def _divided(text: str) -> list[str]:
     return _SIGN.sub(r" \g<0> ", text.casefold()).split()
-
-
-def _is_said(sought: list[str], words: list[str]) -> bool:
-    if not 0 < len(sought) <= _MAX_WORDS or not all(word.replace("'", "").isalpha() for word in sought):
-        return False
-    return any(words[start : start + len(sought)] == sought for start in range(len(words) - len(sought) + 1))
 
 
 def _payload(text: str) -> str:

@@ -1,6 +1,7 @@
 """The posterior learns who is right from labels, noisy ones too, and knows how little it knows."""
 
 import random
+import time
 
 import numpy as np
 import pytest
@@ -89,3 +90,16 @@ def test_what_would_not_be_finite_is_not_learned() -> None:
     with pytest.raises(UnusableState, match="finite"), np.errstate(all="ignore"):
         posterior.learn([1e160] * FEATURES, True, JudgeError())
     assert freeze("posterior", posterior) == before
+
+
+def test_a_label_is_learned_between_two_lookups() -> None:
+    """In less than a millisecond of the event loop, the hundredth too, with which some of the others is forgotten."""
+    longest = []
+    for _ in range(5):
+        posterior, took = Posterior(), []
+        for turn in range(200):
+            began = time.thread_time()
+            posterior.learn(features(0.6 + turn / 1000, 0.55), turn % 3 == 0, JudgeError(0.98, 0.01))
+            took.append(time.thread_time() - began)
+        longest.append(max(took))
+    assert min(longest) < 0.001
