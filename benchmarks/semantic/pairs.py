@@ -59,7 +59,7 @@ def traps() -> list[LabelledPair]:
 
 
 def _trap_rows(report: Report) -> list[Row]:
-    allowed = report["negatives"] - sum(refused["negatives"] for refused in report["refusals"].values())
+    allowed = report["negatives"] - sum(veto["negatives"] for veto in report["vetoes"].values())
     without_vetoes = report["static"][_SHOWN]["vetoes_off"]["wrong_hits"]
     return [
         Row(

@@ -53,7 +53,7 @@ def report_on_pairs(
         "delta": delta,
         "policy": figures(lambda allowed: served_by_policy(evidence, same, allowed, delta)),
         "static": {f"{least:.2f}": figures(above(least)) for least in THRESHOLDS},
-        "refusals": {
+        "vetoes": {
             name: {"positives": refused[0][name], "negatives": refused[1][name]}
             for name, _ in (refused[0] + refused[1]).most_common()
         },
@@ -88,7 +88,7 @@ def _notes(same: Flags, passed: int) -> list[str]:
 def format_pairs_report(report: Report) -> str:
     """The report for a person at a terminal."""
     rows = [("policy", report["policy"]), *((f">= {name}", row) for name, row in report["static"].items())]
-    refusals = (f"{name} {count['positives']}, {count['negatives']}" for name, count in report["refusals"].items())
+    vetoes = (f"{name} {count['positives']}, {count['negatives']}" for name, count in report["vetoes"].items())
     return "\n".join(
         [
             f"{report['file']}: {report['pairs']} pairs, {report['positives']} positive and {report['negatives']}"
@@ -104,7 +104,7 @@ def format_pairs_report(report: Report) -> str:
             f"policy      the default policy with a budget of {report['delta']:g} wrong answers per request, judged on",
             "            pairs it has not learned from; the other rows serve whatever is at least so similar",
             "",
-            f"vetoed (positive, negative pairs): {'; '.join(refusals) or 'none'}",
+            f"vetoed (positive, negative pairs): {'; '.join(vetoes) or 'none'}",
             *report["notes"],
         ]
     )

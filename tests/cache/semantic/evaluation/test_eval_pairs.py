@@ -61,7 +61,7 @@ def test_figures_of_policy_and_thresholds_with_and_without_vetoes(eval_pairs: Co
     assert (figures["file"], figures["pairs"], figures["positives"], figures["negatives"]) == (str(file), 181, 121, 60)
     assert figures["delta"] == 0.02
     assert figures["notes"] == []
-    assert figures["refusals"]["words"] == {"positives": 0, "negatives": 60}
+    assert figures["vetoes"]["words"] == {"positives": 0, "negatives": 60}
     for row in (figures["policy"], *figures["static"].values()):
         for vetoes in ("vetoes_on", "vetoes_off"):
             assert {"recall", "wrong_share_of_hits", "negatives_served"} <= row[vetoes].keys()
