@@ -21,7 +21,7 @@ from gateway.settings.upstreams import BreakerSettings, UpstreamSettings
 from gateway.tenants.credentials import CREDENTIAL_HEADERS, NAMESPACE_HEADER
 from gateway.upstreams.breaker import Breaker
 from gateway.upstreams.connection import ConnectionPool, Exchange, Origin, request_head
-from gateway.upstreams.identity import api_key, with_own_model
+from gateway.upstreams.identity import api_key, cache_salt, with_own_model
 from gateway.upstreams.loaded import LoadedReport
 from gateway.upstreams.slots import QueueFull, Slots
 
@@ -282,6 +282,8 @@ class Upstream:
         self.models: frozenset[str] | None = None
         self.loaded: LoadedReport | None = None
         """Which models it has said to have in memory, if it loads them on demand."""
+        self.prefix_store = self._opened_store(breaker)
+        """Where its prefix store answers, if not at its own URL."""
         self.is_vllm = False
         """Whether its list of models says so."""
         self.reachable = False
@@ -295,6 +297,15 @@ class Upstream:
         """The endpoints, of those that are probed, that it has shown to have."""
         self.lacks: set[str] = set()
         """What it has shown not to have, by the names of `Attempt.needs`."""
+
+    def _opened_store(self, breaker: BreakerSettings) -> "Upstream | None":
+        settings = self.settings
+        if settings.prefix_url is None:
+            return None
+        own = UpstreamSettings(
+            url=settings.prefix_url, name=self.name, ca_file=settings.ca_file, verify_tls=settings.verify_tls
+        )
+        return Upstream(own.url, self._connections, self.timeouts, self.label, own, breaker)
 
     def read_api_key(self) -> None:
         """Read the credential again, which may have been replaced. Raises SettingsError if it is not there."""
@@ -317,6 +328,12 @@ class Upstream:
     def takes_salts(self) -> bool:
         """Whether it is told the tenant of a request by the field `cache_salt`."""
         return self.is_vllm if self.settings.cache_salt is None else self.settings.cache_salt
+
+    def salt(self, namespace: str, own: object) -> str | None:
+        """The salt that its KV blocks have of a tenant's request, whose client sends `own` as `cache_salt`."""
+        if self.takes_salts:
+            return cache_salt(namespace, own)
+        return own if isinstance(own, str) and own else None
 
     @property
     def has_own_key(self) -> bool:

@@ -1,8 +1,12 @@
-"""The operator's API to the upstreams' prefix stores: each request goes to all of them."""
+"""The operator's API to the upstreams' prefix stores: each request goes to all of them.
+
+A store of its own URL (`prefix_url`), as vLLM's connector has it, is asked with the tokens of a prompt, which its
+upstream tells, and with the salt of the tenant.
+"""
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -23,6 +27,7 @@ from gateway.errors import (
 from gateway.http.body import read_body
 from gateway.http.json_object import decode_object
 from gateway.http.sse import event_json
+from gateway.routing.prefixes.asking import TOKENIZE_PATH, are_tokens, prompt_body
 from gateway.telemetry.audit import audit
 from gateway.upstreams.upstream import Upstream
 
@@ -32,6 +37,7 @@ _REPORT_DEADLINE = 5.0
 _OPERATION_DEADLINE = 60.0
 _MAX_BYTES = 8 * 2**20
 _LARGE_BODY = 2**18
+_JSON = {"Content-Type": "application/json"}
 
 # The reply of one upstream: the JSON text of an object, or the error.
 Reply = bytes | GatewayError
@@ -101,39 +107,83 @@ async def _ask_all(
     caller = caller_of(request)
     own = {} if caller is None else caller.own
     sent = headers if caller is None else caller.forwarded(CIMultiDictProxy(headers))
-    given = await asyncio.gather(*(_ask(upstream, method, path, sent, body, own) for upstream in upstreams))
+    namespace = "" if caller is None or caller.is_operator else caller.namespace
+    question = _Question(method, path, sent, body, own, namespace)
+    given = await asyncio.gather(*(_ask(upstream, question) for upstream in upstreams))
     return dict(zip((upstream.url for upstream in upstreams), given, strict=True))
 
 
-async def _ask(
-    upstream: Upstream, method: str, path: str, headers: Mapping[str, str], body: bytes | None, own: Mapping[str, str]
-) -> Reply:
-    deadline = _REPORT_DEADLINE if method == "GET" else _OPERATION_DEADLINE
+class _Question(NamedTuple):
+    """A request to prefix stores; `headers` are the client's, `own` the gateway's."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes | None
+    own: Mapping[str, str]
+    namespace: str
+
+
+async def _ask(upstream: Upstream, question: _Question) -> Reply:
+    deadline = _REPORT_DEADLINE if question.method == "GET" else _OPERATION_DEADLINE
+    method, path, headers, body, own, _ = question
     try:
         async with asyncio.timeout(deadline):
-            with await upstream.request(method, path, headers, body, own) as reply:
-                return _read(upstream, reply.status, await reply.body(_MAX_BYTES))
+            if (store := upstream.prefix_store) is not None:
+                sent = None if body is None else await _in_tokens(upstream, question, event_json(body))
+                answer = await store.request(method, path, _JSON, sent)
+            else:
+                answer = await upstream.request(method, path, headers, body, own)
+            with answer:
+                return _read(upstream, answer.status, await answer.body(_MAX_BYTES))
     except GatewayError as error:
         return error
     except TimeoutError:
         return UpstreamTimeout(f"{upstream.title} did not answer in {deadline:g} s.")
 
 
+async def _in_tokens(upstream: Upstream, question: _Question, fields: Mapping[str, Any]) -> bytes:
+    """What a store of its own URL is asked about a prompt. Raises GatewayError."""
+    tokens = fields.get("prompt")
+    if not are_tokens(tokens):
+        body = prompt_body(fields)
+        headers = CIMultiDict(question.headers)
+        headers.update(_JSON)
+        with await upstream.request("POST", TOKENIZE_PATH, headers, body, question.own) as answer:
+            told = _object(await answer.body(_MAX_BYTES))
+        if answer.status != 200 and (refusal := _refusal(told)):
+            raise _refused(answer.status, refusal)
+        tokens = told.get("tokens") if told and answer.status == 200 else None
+    if not are_tokens(tokens):
+        raise UpstreamDisconnected(f"{upstream.title} does not tell the tokens of the prompt ({TOKENIZE_PATH}).")
+    salt = upstream.salt(question.namespace, fields.get("cache_salt"))
+    return _encode({"tokens": tokens} if salt is None else {"tokens": tokens, "cache_salt": salt})
+
+
 def _read(upstream: Upstream, status: int, body: bytes) -> bytes:
     """The body of an answer that is one. Raises GatewayError for any other."""
-    try:
-        given: dict[str, Any] | None = event_json(body)
-    except ValueError:
-        given = None
+    given = _object(body)
     if status == 200 and given is not None:
         return body
-    error = given.get("error") if given else None
-    refusal = error if isinstance(error, dict) and isinstance(error.get("message"), str) else {}
+    refusal = _refusal(given)
     if status in (404, 405, 501) and refusal.get("param") != "model":
         raise NoPrefixStore(f"{upstream.title} has no prefix store.")
     if status == 200 or not refusal:
         raise UpstreamDisconnected(f"{upstream.title} answered with status {status} and no reply of a prefix store.")
     raise _refused(status, refusal)
+
+
+def _object(body: bytes) -> dict[str, Any] | None:
+    try:
+        return event_json(body)
+    except ValueError:
+        return None
+
+
+def _refusal(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The error that an upstream tells; {} for none."""
+    error = given.get("error") if given else None
+    return error if isinstance(error, dict) and isinstance(error.get("message"), str) else {}
 
 
 def _refused(status: int, refusal: Mapping[str, Any]) -> GatewayError:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 from multidict import CIMultiDict
@@ -15,6 +15,7 @@ from gateway.upstreams.upstream import NO_HEADERS, Upstream
 
 log = logging.getLogger(__name__)
 
+TOKENIZE_PATH = "/tokenize"
 _PAUSE = 5.0
 """An upstream that has not answered in time is left alone so long: only one request in that time waits in vain."""
 _MAX_BYTES = 8 * 2**20
@@ -23,6 +24,15 @@ _FIELDS = (
     *("add_generation_prompt", "continue_final_message", "add_special_tokens"),
 )
 _encode = msgspec.json.Encoder().encode
+
+
+def prompt_body(fields: Mapping[str, Any]) -> bytes:
+    """The body of a question about the prompt of a request."""
+    return _encode({name: fields[name] for name in _FIELDS if fields.get(name) is not None})
+
+
+def are_tokens(value: object) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and bool(value) and all(type(token) is int and 0 <= token < 2**32 for token in value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +59,7 @@ class Asker:
         now = upstream.loop.time()
         if now < self._paused.get(upstream.name, 0.0):
             return None
-        body = _encode({name: prompt.fields[name] for name in _FIELDS if prompt.fields.get(name) is not None})
+        body = prompt_body(prompt.fields)
         headers = CIMultiDict(prompt.headers)
         headers["Content-Type"] = "application/json"
         try:

@@ -2,16 +2,14 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, TypeGuard
+from typing import Protocol
 
-from gateway.routing.prefixes.asking import Asker, Prompt
+from gateway.routing.prefixes.asking import TOKENIZE_PATH, Asker, Prompt, are_tokens
 from gateway.routing.prefixes.engine_index import LOOKUP_PATH, EngineIndex
 from gateway.tenants.credentials import NAMESPACE_HEADER
-from gateway.upstreams.identity import cache_salt
 from gateway.upstreams.upstream import Upstream
 
 _DEADLINE = 0.02
-_TOKENIZE_PATH = "/tokenize"
 
 
 class PrefixView(Protocol):
@@ -62,9 +60,9 @@ class PublishedBlocks:
         if asked is None or _is_of_adapter(prompt, asked, known.values()):
             return {}
         tokens = prompt.fields.get("prompt")
-        if not _are_tokens(tokens):
-            tokens = (await self._asker.ask(asked, _TOKENIZE_PATH, prompt) or {}).get("tokens")
-        if not _are_tokens(tokens):
+        if not are_tokens(tokens):
+            tokens = (await self._asker.ask(asked, TOKENIZE_PATH, prompt) or {}).get("tokens")
+        if not are_tokens(tokens):
             return {}
         leading = {upstream: blocks.leading(tokens, _salt(prompt, upstream)) for upstream, blocks in known.items()}
         if not any(leading.values()):
@@ -82,14 +80,7 @@ def _is_of_adapter(prompt: Prompt, upstream: Upstream, known: Iterable[HeldBlock
 
 def _salt(prompt: Prompt, upstream: Upstream) -> str | None:
     """The salt that a request with this prompt has at the upstream."""
-    own = prompt.fields.get("cache_salt")
-    if upstream.takes_salts:
-        return cache_salt(prompt.own.get(NAMESPACE_HEADER, ""), own)
-    return own if isinstance(own, str) else None
-
-
-def _are_tokens(value: object) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and bool(value) and all(type(token) is int and 0 <= token < 2**32 for token in value)
+    return upstream.salt(prompt.own.get(NAMESPACE_HEADER, ""), prompt.fields.get("cache_salt"))
 
 
 class PrefixViews:

@@ -5,9 +5,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from cache.entries.key import namespace_for
+from gateway.settings.upstreams import UpstreamSettings
+from gateway.upstreams.identity import cache_salt
 from tests.gateway.client import chat
 from tests.gateway.conftest import Stage
 from tests.gateway.raw_upstream import json_reply, saying
+from tests.gateway.routing.prefixes.engine import Engine, tokens_of
 from tests.gateway.wire import wire
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104  # an operator's setting for access from other hosts
@@ -105,6 +109,47 @@ async def test_an_operator_acts_for_the_tenant_of_the_credentials_sent(stage: St
     assert tenants_pin == tenant
     assert no_tenants_pin == no_tenant
     assert tenant != no_tenant
+
+
+@pytest.mark.parametrize("owned_by", ["vllm", "openai"])
+async def test_a_store_of_its_own_url_is_asked_with_tokens(stage: Stage, owned_by: str) -> None:
+    """Those that its upstream tells, and the salt of the tenant where it has one; no credential goes there."""
+    store = await stage.prefix()
+    async with Engine(has_index=False).serving() as engine:
+        engine.owned_by = owned_by
+        settings = UpstreamSettings(url=engine.url, prefix_url=store.url.removesuffix("/v1"))
+        client = await stage.gateway(settings, admin_key="the-admin-key")
+        await client.gateway.router.refresh()
+        red = {**ADMIN, "Authorization": "Bearer sk-red"}
+        looked_up = await client.send("POST", PREFIX + "/lookup", {**PROMPT, "n": 1}, red)
+        tokens = {"model": "mock", "prompt": [7, 8], "cache_salt": "own"}
+        await client.send("POST", PREFIX + "/pin", tokens, red)
+        await client.send("POST", PREFIX + "/unpin", PROMPT, {"Authorization": "Bearer the-admin-key"})
+        described = await client.send("GET", PREFIX, None, red)
+        cleared = await client.send("DELETE", PREFIX, None, red)
+
+    reply = {"operation": "lookup", "model": None}
+    assert looked_up.json == {"upstreams": {engine.url: reply}}
+    assert "namespace" in described.json["upstreams"][engine.url]
+    assert "removed" in cleared.json["upstreams"][engine.url]
+    assert not any("authorization" in received.headers for received in store.received)
+    lookup, pin, unpin = (msgspec.json.decode(each.body) for each in store.store_asked[:3])
+    assert (lookup["tokens"], pin["tokens"]) == (tokens_of(PROMPT["prompt"]), [7, 8])
+    namespace = namespace_for("Bearer sk-red")
+    is_salted = owned_by == "vllm"
+    assert lookup.get("cache_salt") == (cache_salt(namespace) if is_salted else None)
+    assert pin.get("cache_salt") == (cache_salt(namespace, "own") if is_salted else "own")
+    assert "cache_salt" not in unpin
+
+
+async def test_a_prompt_that_its_upstream_makes_no_tokens_of_is_refused(stage: Stage) -> None:
+    """The store is not asked, and who asks hears why."""
+    store, upstream = await stage.prefix(), await stage.prefix()
+    client = await stage.gateway(UpstreamSettings(url=upstream.url, prefix_url=store.url))
+    refused = await client.send("POST", PREFIX + "/pin", PROMPT)
+
+    assert (refused.status, store.store_asked) == (502, [])
+    assert "/tokenize" in refused.error["message"]
 
 
 HIDDEN = [

@@ -32,6 +32,7 @@ class Engine:
         self.asked = 0
         self.fields: dict[str, Any] = {}
         self.hang = False
+        self.owned_by = "keepgate"
         self.sources: dict[str, dict[str, Any]] = {}
         self.url = ""
 
@@ -39,6 +40,7 @@ class Engine:
     async def serving(self) -> AsyncIterator["Engine"]:
         application = web.Application()
         application.router.add_post("/tokenize", self._tokenize)
+        application.router.add_get("/v1/models", self._list_models)
         application.router.add_get("/kv_event_sources", self._list_sources)
         if self._has_index:
             application.router.add_post("/v1/prefix/lookup", self._look_up)
@@ -60,6 +62,9 @@ class Engine:
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         return web.json_response({"tokens": await self._tokens(request)})
+
+    async def _list_models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "mock", "owned_by": self.owned_by}]})
 
     async def _list_sources(self, request: web.Request) -> web.Response:
         return web.json_response(self.sources)
