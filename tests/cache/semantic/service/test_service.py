@@ -40,7 +40,7 @@ async def test_what_is_noted_before_the_model_is_loaded_is_learned_later(folder:
 
     async def are_learned() -> bool:
         try:
-            return (await client.ask(StatsRequest(), Stats)).figures["entries"] == 3
+            return bool((await client.ask(StatsRequest(), Stats)).figures["entries"] == 3)
         except StoreUnavailable:  # it is not ready yet
             return False
 
