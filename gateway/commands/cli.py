@@ -31,6 +31,7 @@ examples:
   keepgate costs --by team,model                   what answers cost and hits saved
   keepgate cache stats                             hit rates, durations and savings
   keepgate cache explain request.json              why this request is a hit or a miss
+  keepgate prefix stats                            what the upstreams' prefix stores hold and have saved
   keepgate backend --model ./Llama-3.2-1B          the decode engine alone
   keepgate plan ./Llama-3.2-1B --memory 24GB       what fits a device: weights, KV memory, batch
   keepgate quantize ./Llama-3.2-1B --method gptq --bits 4 --calibration text.txt --out ./Llama-3.2-1B-int4
@@ -112,6 +113,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from gateway.commands.cache import run as run_cache
 
         return run_cache(words[1:])
+    if words[:1] == ["prefix"]:
+        from gateway.commands.prefix import run as run_prefix
+
+        return run_prefix(words[1:])
     if words[:1] == ["route"]:
         from gateway.commands.route import main as run_route
 
@@ -203,6 +208,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     cache = commands.add_parser(
         "cache", help="what is in the cache, what it does, and why a request is a miss; see `keepgate cache --help`"
     )
+    prefix = commands.add_parser("prefix", help="what upstreams' prefix stores hold; see `keepgate prefix --help`")
     completion = commands.add_parser(
         "completion", help="print a script for the completion of a shell; see `keepgate completion --help`"
     )
@@ -224,6 +230,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         "keys": keys,
         "costs": costs,
         "cache": cache,
+        "prefix": prefix,
         "route": route,
         "completion": completion,
         "simulate": simulation,

@@ -137,12 +137,14 @@ def add_operator_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
 
 
-def operator_client(parsed: argparse.Namespace) -> OperatorClient:
-    """The client that the options ask for. Raises OperatorError for an admin key in a file that cannot be read."""
+def operator_client(parsed: argparse.Namespace, bearer: str = "") -> OperatorClient:
+    """The client that the options ask for, on behalf of the app whose key `bearer` is. Raises OperatorError for an admin
+    key in a file that cannot be read.
+    """
     key, file = parsed.admin_key, os.environ.get(_ADMIN_KEY_FILE)
     if not key and file is not None:
         try:
             key = read_secret(file)
         except InvalidValue as error:
             raise OperatorError(f"{_ADMIN_KEY_FILE}: {error}") from error
-    return OperatorClient(parsed.url, key)
+    return OperatorClient(parsed.url, key, bearer)
