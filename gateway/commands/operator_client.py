@@ -138,7 +138,7 @@ def add_operator_options(parser: argparse.ArgumentParser) -> None:
 
 
 def operator_client(parsed: argparse.Namespace, bearer: str = "") -> OperatorClient:
-    """The client that the options ask for, on behalf of the app whose key `bearer` is. Raises OperatorError for an admin
+    """The client that the options ask for, for the app whose key `bearer` is. Raises OperatorError for an admin
     key in a file that cannot be read.
     """
     key, file = parsed.admin_key, os.environ.get(_ADMIN_KEY_FILE)
