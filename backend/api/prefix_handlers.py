@@ -16,9 +16,8 @@ from backend.engine.model_runner import BLOCK_SIZE
 from backend.errors import NotFound
 from backend.prefixes.sharing import PrefixLocation
 from backend.protocol import TokenizeRequest, decode_request
-from prefix_store.store.fetch_plan import PEERS
+from prefix_store.store.description import describe_store
 from prefix_store.store.open_store import OpenStore
-from prefix_store.tiers.counts import TierCounts
 
 
 async def prefix_blocks(request: web.Request) -> web.StreamResponse:
@@ -31,7 +30,7 @@ async def prefix_blocks(request: web.Request) -> web.StreamResponse:
 
 async def describe_prefixes(request: web.Request) -> web.Response:
     """``GET /v1/prefix``: what there is, what it has saved, and what was decided."""
-    return json_response(describe_store(request.app[STATE], _opened(request)))
+    return json_response(describe_engine_store(request.app[STATE], _opened(request)))
 
 
 async def look_up_prefix(request: web.Request) -> web.Response:
@@ -94,72 +93,20 @@ async def _find(request: web.Request) -> tuple[int, PrefixLocation]:
     return len(tokens), found
 
 
-def describe_store(state: ServerState, opened: OpenStore) -> dict[str, Any]:
-    """What the tiers hold, what they have saved, and what was decided."""
-    store, stats = opened.store, state.metrics.stats
-    figures, config = store.figures, opened.config
-    restored = {name: figures.restored[name] * BLOCK_SIZE for name in (*store.tiers, PEERS)}
-    capacities = {"memory": config.memory_bytes, "disk": config.disk_bytes}
-    tiers: dict[str, Any] = {
-        "device": {
-            "blocks": stats.cached_blocks + stats.held_blocks,
-            "capacity_blocks": state.engine.engine.pool.num_blocks,
-            "tokens_saved": max(0, stats.prefix_cache_hits - sum(restored.values())),
-        }
+def describe_engine_store(state: ServerState, opened: OpenStore) -> dict[str, Any]:
+    """What the tiers and the engine's memory hold, what they have saved, and what was decided."""
+    stats = state.metrics.stats
+    described = describe_store(opened, BLOCK_SIZE, state.prefixes.rate.block_seconds)
+    restored = sum(tier["tokens_saved"] for tier in described["tiers"].values())
+    device = {
+        "blocks": stats.cached_blocks + stats.held_blocks,
+        "capacity_blocks": state.engine.engine.pool.num_blocks,
+        "tokens_saved": max(0, stats.prefix_cache_hits - restored),
     }
-    for name, tier in store.tiers.items():
-        tiers[name] = {
-            "codec": tier.format.codec.name,
-            "blocks": tier.blocks,
-            "bytes": tier.used_bytes,
-            "capacity_bytes": capacities.get(name),
-            "tokens_saved": restored[name],
-            **_counts(tier.counts),
-        }
-    if store.peers is not None:
-        tiers[PEERS] = {"tokens_saved": restored[PEERS], **_counts(store.peers.counts)}
-    index = opened.index
     return {
-        "namespace": opened.namespace.hex(),
-        "block_size": BLOCK_SIZE,
-        "block_bytes": opened.block_bytes,
+        **described,
         "tokens_asked": stats.prefix_cache_queries,
         "tokens_saved": stats.prefix_cache_hits,
-        "tiers": tiers,
-        "decisions": {
-            "fetched_blocks": dict(figures.fetched),
-            "computed_blocks": dict(figures.computed),
-            "late_fetches": figures.late,
-            "block_seconds": {
-                "computed": state.prefixes.rate.block_seconds,
-                **{name: time.estimate(1) for name, time in store.times.items()},
-            },
-        },
+        "tiers": {"device": device, **described["tiers"]},
         "audits": dataclasses.asdict(state.prefixes.audits),
-        "index": None
-        if index is None
-        else {
-            "well": index.connection.is_available,
-            "owners": [
-                {"name": owner.name, "blocks": owner.details.blocks, "bytes": owner.details.size}
-                for owner in index.owners.values()
-            ],
-            "failed_matches": index.failed_matches,
-            "unsaid_blocks": index.dropped,
-        },
-        "blocks_given": None if opened.server is None else opened.server.frames,
-    }
-
-
-def _counts(counts: TierCounts) -> dict[str, Any]:
-    return {
-        "hits": counts.hits,
-        "misses": counts.misses,
-        "writes": counts.writes,
-        "evictions": counts.evictions,
-        "bytes_read": counts.bytes_read,
-        "gigabytes_per_second": counts.bytes_read / counts.read_seconds / 1e9 if counts.read_seconds else None,
-        "bad_frames": dict(counts.bad_frames),
-        "rejected": dict(counts.rejected),
-        "io_errors": dict(counts.io_errors),
     }

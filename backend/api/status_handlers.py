@@ -6,7 +6,7 @@ from aiohttp import web
 
 from backend.api.http_body import json_response
 from backend.api.metrics import CONTENT_TYPE
-from backend.api.prefix_handlers import describe_store
+from backend.api.prefix_handlers import describe_engine_store
 from backend.api.server_state import STATE, ServerState
 from backend.engine.model_runner import BLOCK_SIZE
 from backend.errors import Unavailable
@@ -44,7 +44,7 @@ async def engine_status(request: web.Request) -> web.Response:
             "runner": state.model.runner.name,
             "alive": state.engine.alive,
             **state.metrics.status(BLOCK_SIZE * state.model.runner.kv_bytes_per_token),
-            "prefix_store": None if opened is None else describe_store(state, opened),
+            "prefix_store": None if opened is None else describe_engine_store(state, opened),
         }
     )
 

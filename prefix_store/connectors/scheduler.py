@@ -1,0 +1,310 @@
+"""The side of a connector that lives with the engine's scheduler: which blocks of which request are loaded and saved.
+
+arrived ─► look-up ─► matched_tokens ─► allocated ─► load │ build_plan ─► saves │ finished ─► last save
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from prefix_store.connectors.transfers import (
+    NO_NAMESPACE,
+    Audit,
+    Found,
+    Load,
+    Lookup,
+    Save,
+    StepPlan,
+    StepReport,
+)
+from prefix_store.identity.keys import KeyChain
+from prefix_store.identity.tenants import Tenants
+from prefix_store.store.chain import Chain
+from prefix_store.store.prefill_rate import PrefillRate
+
+log = logging.getLogger(__name__)
+
+_LOOKUP_SECONDS = 2.0
+"""An answer that takes longer is not waited for. Workers answer within .5 s, at the end of a step."""
+
+
+class EngineRequest(Protocol):
+    """What is read of an engine's request."""
+
+    request_id: str
+    cache_salt: str | None
+    lora_request: Any
+    prompt_embeds: Any
+    mm_features: Sequence[Any]
+    num_computed_tokens: int
+    num_in_flight_tokens: int
+    num_prompt_tokens: int
+    num_tokens: int
+    all_token_ids: Sequence[int]
+
+
+@dataclass(slots=True)
+class _Tracked:
+    request: EngineRequest
+    keys: KeyChain
+    chain: Chain
+    limit: int
+    """So many leading tokens are told by their ids alone."""
+    known: int = 0
+    """Blocks that the workers have been told of."""
+    asked_at: float | None = None
+    found: Found | None = None
+    in_engine: int = 0
+    """Blocks that the engine itself had at the last question."""
+    was_loaded: bool = False
+    """Whether its prefix has been loaded, or tried to: once is enough."""
+    is_loading: bool = False
+    saved: int = 0
+    """Blocks that are stored, or handed over to be."""
+    has_saves: bool = False
+    is_audited: bool = False
+
+
+class SchedulerSide:
+    """Decides for all workers of one engine, in the scheduler's thread; never waits.
+
+    Args:
+        block_size: tokens in a block of the engine.
+        tenants: keys by the requests' salts.
+        workers: how many have a part of each block.
+        loads: whether stored blocks are loaded.
+        saves: whether computed blocks are stored.
+        audit_every: one in so many prefixes that could be loaded is computed, and compared; 0: none.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        tenants: Tenants,
+        workers: int = 1,
+        loads: bool = True,
+        saves: bool = True,
+        audit_every: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.rate = PrefillRate(block_size)
+        self.bypassed: Counter[str] = Counter()
+        """Requests whose blocks are not told by their tokens, by the reason."""
+        self.late = 0
+        """Look-ups that were not answered in time."""
+        self._block_size = block_size
+        self._tenants = tenants
+        self._workers = workers
+        self._loads, self._saves = loads, saves
+        self._audit_every = audit_every
+        self._restorable = 0
+        self._clock = clock
+        self._requests: dict[str, _Tracked] = {}
+        self._partial: dict[str, Found] = {}
+        """Answers of some of the workers."""
+        self._plan = StepPlan()
+        self._step = 0
+        self._steps: dict[int, tuple[float, int, int]] = {}
+        """Under way, by number: when they began, with how many tokens, how many of them of prompts."""
+        self._last_end = 0.0
+
+    def arrived(self, request: EngineRequest) -> None:
+        """A new request: asks where its blocks are, while it waits in the queue."""
+        if request.request_id not in self._requests and (tracked := self._track(request)) is not None:
+            self._ask(tracked)
+
+    def matched_tokens(self, request: EngineRequest, computed: int) -> int | None:
+        """How many tokens after the first ``computed`` are to be loaded; None: that is not known yet."""
+        self.arrived(request)
+        tracked = self._requests.get(request.request_id)
+        if tracked is None or tracked.was_loaded or not self._loads:
+            return 0
+        if tracked.found is None:
+            if tracked.asked_at is None or self._clock() - tracked.asked_at <= _LOOKUP_SECONDS:
+                return None
+            self.late += 1
+            tracked.found = Found()
+        tracked.in_engine = computed // self._block_size
+        if tracked.is_audited:
+            return 0
+        # The last token is always computed: its logits are wanted.
+        until = min(tracked.found.until, (request.num_tokens - 1) // self._block_size)
+        return max(0, until - tracked.in_engine) * self._block_size
+
+    def allocated(self, request: EngineRequest, block_ids: Sequence[int], tokens: int) -> None:
+        """The engine has allocated blocks for ``tokens`` tokens that are to be loaded."""
+        tracked = self._requests.get(request.request_id)
+        if tracked is None or not tokens:
+            return
+        first = tracked.in_engine
+        until = first + tokens // self._block_size
+        tracked.was_loaded = tracked.is_loading = True
+        self._plan.loads.append(Load(request.request_id, first, tuple(block_ids[first:until])))
+
+    def build_plan(
+        self,
+        scheduled: Mapping[str, int],
+        preempted: Iterable[str],
+        block_ids: Callable[[str], Sequence[int]],
+    ) -> StepPlan:
+        """What the workers do with the step that begins.
+
+        Args:
+            scheduled: tokens of the step, by request.
+            preempted: requests whose blocks are free since the last step.
+            block_ids: the blocks of a scheduled request.
+        """
+        for request_id in preempted:
+            self._plan.preempted.append(request_id)
+            if (tracked := self._requests.get(request_id)) is not None:
+                tracked.was_loaded = tracked.has_saves = False
+                self._ask(tracked)
+        rows = prompt_rows = 0
+        for request_id, count in scheduled.items():
+            rows += count
+            if (tracked := self._requests.get(request_id)) is not None:
+                if tracked.request.num_computed_tokens < tracked.request.num_prompt_tokens:
+                    prompt_rows += count
+                self._save(tracked, lambda request_id=request_id: block_ids(request_id))  # type: ignore[misc]
+            elif count > 1:
+                prompt_rows += count
+        now = self._clock()
+        plan, self._plan = self._plan, StepPlan()
+        for lookup in plan.lookups:
+            if (tracked := self._requests.get(lookup.request_id)) is not None:
+                tracked.asked_at = now
+        plan.is_idle = not rows
+        plan.block_seconds = self.rate.block_seconds
+        self._step = plan.step = self._step + 1
+        if rows:
+            self._steps[self._step] = now, rows, prompt_rows
+        return plan
+
+    def step_ended(self, report: StepReport, loaded: Iterable[str]) -> None:
+        """Takes the workers' report of a step, and the requests whose loads have ended, well or not."""
+        now = self._clock()
+        for step in [step for step in self._steps if step <= report.step]:
+            began, rows, prompt_rows = self._steps.pop(step)
+            if step == report.step:  # with two steps under way, the second begins when the first ends
+                self.rate.note(rows, prompt_rows, now - max(began, self._last_end))
+        self._last_end = now
+        for request_id in loaded:
+            if (tracked := self._requests.get(request_id)) is not None:
+                tracked.is_loading = False
+        for request_id, answer in report.found.items():
+            self._answered(request_id, answer)
+
+    def finished(self, request: EngineRequest, block_ids: Sequence[int]) -> bool:
+        """A request is over. Returns whether its blocks must stay until the workers report the end of its saves."""
+        tracked = self._requests.pop(request.request_id, None)
+        self._partial.pop(request.request_id, None)
+        if tracked is None:
+            return False
+        answer = max(0, request.num_tokens - request.num_prompt_tokens)
+        if tracked.is_loading:
+            self._plan.aborted.append(request.request_id)
+            self._plan.ended[request.request_id] = False, answer
+            return False
+        self._save(tracked, lambda: block_ids)
+        if tracked.is_audited and tracked.found is not None:
+            first = tracked.in_engine
+            until = min(tracked.found.until, self._computed(request) // self._block_size)
+            if first < until:
+                self._plan.audits.append(Audit(request.request_id, first, tuple(block_ids[first:until])))
+                tracked.has_saves = True
+        self._plan.ended[request.request_id] = tracked.has_saves, answer
+        return tracked.has_saves
+
+    def forget_all(self) -> None:
+        """What is stored is of other weights than those that the engine has now."""
+        self._plan.starts_epoch = True
+        for tracked in self._requests.values():
+            tracked.found, tracked.was_loaded = Found(), True
+
+    def _track(self, request: EngineRequest) -> _Tracked | None:
+        """None: nothing of it can be told by its tokens."""
+        reason = (
+            "lora" if request.lora_request is not None else "prompt_embeds" if request.prompt_embeds is not None else ""
+        )
+        limit = min([2**62, *(feature.mm_position.offset for feature in request.mm_features)])
+        if not reason and limit < self._block_size:
+            reason = "multimodal"
+        if reason:
+            self.bypassed[reason] += 1
+            return None
+        salts = [f"cache_salt:{request.cache_salt}"] if request.cache_salt else []
+        keys = self._tenants.keys(salts)
+        chain = Chain(NO_NAMESPACE, keys.root, self._block_size)
+        tracked = self._requests[request.request_id] = _Tracked(request, keys, chain, limit)
+        return tracked
+
+    def _ask(self, tracked: _Tracked) -> None:
+        self._extend(tracked, min(tracked.limit, tracked.request.num_tokens) // self._block_size)
+        self._partial.pop(tracked.request.request_id, None)
+        tracked.saved = 0
+        tracked.known = len(tracked.chain.blocks)
+        if tracked.chain.blocks:
+            tracked.found, tracked.asked_at = None, None
+            self._plan.lookups.append(Lookup(tracked.request.request_id, tuple(tracked.chain.blocks)))
+        else:
+            tracked.found = Found()
+
+    def _answered(self, request_id: str, answer: Found) -> None:
+        tracked = self._requests.get(request_id)
+        if tracked is None or tracked.found is not None:
+            return
+        if request_id in self._partial:
+            answer = self._partial.pop(request_id).and_of(answer)
+        if answer.workers < self._workers:
+            self._partial[request_id] = answer
+            return
+        tracked.found, tracked.saved = answer, answer.kept
+        if answer.until and self._audit_every:
+            self._restorable += 1
+            tracked.is_audited = self._restorable % self._audit_every == 0
+
+    def _computed(self, request: EngineRequest) -> int:
+        """Leading tokens whose keys and values are in the engine's blocks, and whose ids are known."""
+        return min(request.num_computed_tokens - request.num_in_flight_tokens, request.num_tokens)
+
+    def _save(self, tracked: _Tracked, block_ids: Callable[[], Sequence[int]]) -> None:
+        """Has the workers store what is full since the last time."""
+        if not self._saves or tracked.found is None or tracked.is_loading:
+            return
+        first = tracked.saved
+        full = min(self._computed(tracked.request), tracked.limit) // self._block_size
+        if full <= first:
+            return
+        self._extend(tracked, full)
+        save = Save(
+            tracked.request.request_id,
+            tuple(tracked.chain.blocks[tracked.known :]),
+            first,
+            tuple(block_ids()[first:full]),
+        )
+        tracked.known, tracked.saved, tracked.has_saves = len(tracked.chain.blocks), full, True
+        self._plan.saves.append(save)
+
+    def _extend(self, tracked: _Tracked, count: int) -> None:
+        """Extends a chain to so many blocks."""
+        size, blocks = self._block_size, tracked.chain.blocks
+        first = len(blocks)
+        if count <= first:
+            return
+        ids = np.asarray(tracked.request.all_token_ids[first * size : count * size], dtype=np.int32)
+        if not first:
+            keys = tracked.keys.keys_of(ids)
+        else:
+            keys, parent = [], blocks[-1].key
+            for start in range(0, len(ids), size):
+                parent = tracked.keys.next_key(parent, ids[start : start + size])
+                keys.append(parent)
+        tracked.chain.extend(keys, ids)

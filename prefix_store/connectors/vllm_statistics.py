@@ -1,0 +1,103 @@
+"""The store's figures on their way to vLLM's Prometheus endpoint. Imports vLLM."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+
+from prefix_store.connectors.worker import WorkerSide
+from prefix_store.store.metrics import StoreMetric, store_metrics
+
+_PREFIX = "keepgate_prefix"
+_WORKER_HELP = {
+    "dropped": "Blocks not saved, because too many were waiting.",
+    "failed_loads": "Blocks that were announced and not loaded; they were computed.",
+    "audited": "Stored prefixes that were computed and compared.",
+    "drifted": "Stored prefixes that were not what the engine computes, and were removed.",
+    "void": "Audits without a comparison, because the blocks had gone.",
+}
+
+
+class StoreStats(KVConnectorStats):  # type: ignore[misc]  # vLLM is not installed where types are checked
+    """What has changed since the last step, of all workers: ``counters`` and ``gauges``, by "name tier"."""
+
+    def reset(self) -> None:
+        self.data: dict[str, dict[str, float]] = {"counters": {}, "gauges": {}}
+
+    def aggregate(self, other: StoreStats) -> StoreStats:
+        """Adds figures of another worker, or of a later step."""
+        for name, value in other.data["counters"].items():
+            self.data["counters"][name] = self.data["counters"].get(name, 0) + value
+        self.data["gauges"].update(other.data["gauges"])
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        """For vLLM's log."""
+        return {name.replace(" ", "_"): value for name, value in self.data["counters"].items()}
+
+    def is_empty(self) -> bool:
+        return not self.data.get("counters")
+
+
+class StoreReporter:
+    """Makes statistics of what has changed."""
+
+    def __init__(self, worker: WorkerSide, block_size: int) -> None:
+        self._worker = worker
+        self._block_size = block_size
+        self._told: Counter[str] = Counter()
+
+    def changes(self) -> StoreStats | None:
+        """Since the last call; None: nothing has."""
+        counters: dict[str, float] = {}
+        gauges: dict[str, float] = {}
+        for metric in _metrics(self._worker, self._block_size):
+            for tier, value in metric.values.items():
+                name = f"{metric.name} {tier}"
+                if not metric.is_counter:
+                    gauges[name] = value
+                elif value != self._told[name]:
+                    counters[name] = value - self._told[name]
+                    self._told[name] = value  # type: ignore[assignment]
+        return StoreStats(data={"counters": counters, "gauges": gauges}) if counters else None
+
+
+def _metrics(worker: WorkerSide, block_size: int) -> Iterator[StoreMetric]:
+    store = worker.opened.store
+    yield from store_metrics(store, block_size)
+    figures = asdict(worker.figures)
+    for name, help_text in {**_WORKER_HELP, "fetch_timeouts": "Fetches ended by their deadline."}.items():
+        value = store.figures.late if name == "fetch_timeouts" else figures[name]
+        yield StoreMetric(name, help_text, {"": value})
+
+
+class StorePromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
+    """Counters and gauges ``keepgate_prefix_…`` with the label ``tier``, beside vLLM's own labels."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._families: dict[str, Any] = {}
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        """Adds what has changed."""
+        labels = [str(value) for value in self.per_engine_labelvalues[engine_idx]]
+        for kind, make in (("counters", self._counter_cls), ("gauges", self._gauge_cls)):
+            for name, value in transfer_stats_data.get(kind, {}).items():
+                metric, _, tier = name.partition(" ")
+                child = self._family(metric, make).labels(*labels, tier)
+                if kind == "counters":
+                    child.inc(value)
+                else:
+                    child.set(value)
+
+    def _family(self, name: str, make: Any) -> Any:
+        if name not in self._families:
+            help_text = _WORKER_HELP.get(name, "See docs/guides/vllm.md.")
+            self._families[name] = make(
+                name=f"{_PREFIX}_{name}", documentation=help_text, labelnames=[*self._labelnames, "tier"]
+            )
+        return self._families[name]

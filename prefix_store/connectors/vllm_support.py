@@ -1,0 +1,103 @@
+"""What of vLLM the connector was made for: its versions, and the models and set-ups whose blocks it may store."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+TESTED = ("0.32",)
+"""Versions of vLLM, without the last number, that the tests have run with."""
+_NEEDED = {
+    "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1": (
+        "bind_connector_metadata",
+        "build_connector_worker_meta",
+        "build_kv_connector_stats",
+        "build_prom_metrics",
+        "get_block_ids_with_load_errors",
+        "get_finished",
+        "handle_preemptions",
+        "on_new_request",
+        "register_kv_caches",
+        "update_connector_output",
+    ),
+    "vllm.v1.core.sched.output:SchedulerOutput": (
+        "kv_connector_block_state",
+        "num_scheduled_tokens",
+        "preempted_req_ids",
+    ),
+}
+_SPECULATION = ("ngram", "ngram_gpu", "suffix")
+"""Methods that have no KV cache of their own."""
+
+
+def check_version(version: str) -> None:
+    """Checks that this vLLM has what the connector needs; warns if it is newer than those that were tested.
+
+    Raises:
+        ValueError: names what it lacks.
+    """
+    import importlib
+
+    for place, names in _NEEDED.items():
+        module, _, class_name = place.partition(":")
+        try:
+            found = getattr(importlib.import_module(module), class_name)
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"vLLM {version} has no {module}.{class_name}; {_tested()}") from error
+        fields = {*dir(found), *getattr(found, "__dataclass_fields__", ())}
+        for name in names:
+            if name not in fields:
+                raise ValueError(f"vLLM {version} has no {class_name}.{name}; {_tested()}")
+    if not version.startswith(tuple(f"{tested}." for tested in TESTED)):
+        log.warning("vLLM %s: %s; answers may be wrong where its interface has changed", version, _tested())
+
+
+def check_setup(config: Any, kv_cache_config: Any) -> None:
+    """Checks a ``VllmConfig`` and a ``KVCacheConfig``.
+
+    Raises:
+        ValueError: names the option or the model, and why its blocks are not stored.
+    """
+    model, parallel, transfer = config.model_config, config.parallel_config, config.kv_transfer_config
+    name = model.model
+    if model.is_encoder_decoder:
+        raise ValueError(f"{name} has an encoder, whose output its KV blocks depend on; expected a decoder only")
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in groups)
+        raise ValueError(
+            f"{name} is a hybrid model, with {len(groups)} kinds of KV cache ({kinds}); expected one, of full attention"
+        )
+    spec = groups[0].kv_cache_spec
+    for part in (spec, *getattr(spec, "kv_cache_specs", {}).values()):
+        for limit in ("sliding_window", "attention_chunk_size"):
+            if getattr(part, limit, None) is not None:
+                raise ValueError(
+                    f"{name} has layers with {limit} {getattr(part, limit)}; expected full attention in every layer"
+                )
+    if not any(kind.__name__ in ("FullAttentionSpec", "MLAAttentionSpec") for kind in type(spec).__mro__):
+        raise ValueError(f"{name} has a KV cache of {type(spec).__name__}; expected full attention")
+    if config.load_config.load_format == "dummy":
+        raise ValueError("--load-format dummy: the weights are random, and so are their KV blocks; expected a model's")
+    if getattr(config.cache_config, "calculate_kv_scales", False):  # versions before 0.32
+        raise ValueError("--calculate-kv-scales: blocks of other starts have other scales; expected it to be off")
+    for option in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
+        if getattr(parallel, option, 1) > 1:
+            raise ValueError(
+                f"--{option.replace('_', '-')} {getattr(parallel, option)}: expected 1 with this connector"
+            )
+    speculation = config.speculative_config
+    if speculation is not None and speculation.method not in _SPECULATION:
+        raise ValueError(
+            f"--speculative-config: method is {speculation.method}, whose draft has a KV cache of its own; "
+            f"expected one of {', '.join(_SPECULATION)}"
+        )
+    if transfer.kv_load_failure_policy != "recompute":
+        # Its default fails the request.
+        transfer.kv_load_failure_policy = "recompute"
+
+
+def _tested() -> str:
+    return f"this connector was tested with {', '.join(TESTED)}"

@@ -1,0 +1,389 @@
+"""The side of a connector that lives with an engine's worker: carries out the scheduler side's plans with the store.
+
+The engine's thread calls it around each step and never waits for the store; the store's thread answers through a queue
+that is read at the end of a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from prefix_store.connectors.kv_memory import Incoming, KvMemory, Outgoing, largest_error
+from prefix_store.connectors.store_thread import StoreThread
+from prefix_store.connectors.transfers import Audit, Found, Load, Lookup, PartNames, Save, StepPlan, StepReport
+from prefix_store.eviction.access import Access
+from prefix_store.frames.block_id import BlockId
+from prefix_store.store.location import Location
+from prefix_store.store.open_store import OpenStore
+from prefix_store.store.store import Restored
+from prefix_store.tiers.cancellation import CancelToken
+
+log = logging.getLogger(__name__)
+
+_SHORTEST_LOOKUP, _LONGEST_LOOKUP = 0.1, 0.5
+_LONGEST_LOAD = 10.0
+"""Seconds after which a load counts as failed, whatever the store says: twice what a restore may take."""
+_IDLE_WAIT = 0.002
+"""Seconds that an engine without other work waits for the store, instead of asking it again and again."""
+_SHARE_WAITING = 4
+"""At most one in so many of the engine's blocks waits to be saved; the next ones are not saved."""
+_MAX_ERROR = 0.05
+"""Relative error of an audited block up to which two computations of one thing count as the same."""
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """Work of the store with an engine's blocks."""
+
+    blocks: int = 0
+    began: float = field(default_factory=time.monotonic)
+    cancel: CancelToken = field(default_factory=CancelToken)
+
+
+@dataclass(slots=True)
+class _Held:
+    """What a worker knows of a request."""
+
+    access: Access
+    chain: list[BlockId]
+    location: Location
+    load: tuple[Load, _Job] | None = None
+    lossy_from: int | None = None
+    """Blocks from here on follow what was restored from a lossy form."""
+    jobs: set[_Job] = field(default_factory=set)
+    """Saves and audits."""
+    is_located: bool = False
+    is_over: bool = False
+    is_awaited: bool = False
+    """Whether the end of its saves is to be reported, once it is over."""
+
+
+@dataclass(slots=True)
+class ConnectorFigures:
+    """Counts since the start; of blocks unless the name says otherwise."""
+
+    dropped: int = 0
+    """Not saved, because too many were waiting."""
+    failed_loads: int = 0
+    """Announced and not loaded."""
+    audited: int = 0
+    """Prefixes that were computed and compared."""
+    drifted: int = 0
+    """Of these, those that were not what is computed, and were removed."""
+    void: int = 0
+    """Of these, those that could not be compared: peers have them, or nobody any more."""
+    largest_error: float = 0.0
+
+
+class WorkerSide:
+    """One worker's part of the blocks.
+
+    Args:
+        memory: the engine's blocks.
+        num_blocks: how many there are.
+        thread: has the store of this worker's part.
+        names: of its blocks.
+    """
+
+    def __init__(self, memory: KvMemory, num_blocks: int, thread: StoreThread[OpenStore], names: PartNames) -> None:
+        self.figures = ConnectorFigures()
+        self._memory = memory
+        self._most_waiting = max(1, num_blocks // _SHARE_WAITING)
+        self._thread = thread
+        self._names = names
+        self._requests: dict[str, _Held] = {}
+        self._waiting = 0
+        """Blocks of saves that are not done."""
+        self._saving = asyncio.Lock()
+        self._done: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        """What the store's thread has to say, to be called in the engine's."""
+        self._report = StepReport()
+        self._sent: set[str] = set()
+        self._received: set[str] = set()
+        self._failed_blocks: set[int] = set()
+        self.block_seconds: float | None = None
+        """What computing a block takes; None: unknown."""
+
+    @property
+    def opened(self) -> OpenStore:
+        """The store."""
+        return self._thread.value
+
+    def before_step(self, plan: StepPlan) -> None:
+        """Before the engine computes: nothing reads or writes blocks of preempted requests when this returns."""
+        for request_id in plan.preempted:
+            if (held := self._requests.get(request_id)) is not None:
+                self._cancel(held)
+        if plan.preempted:
+            self._memory.fence()
+
+    def begin(self, plan: StepPlan) -> None:
+        """Begins the look-ups, which go on while the engine computes."""
+        self._report.step = plan.step
+        self.block_seconds = plan.block_seconds
+        if plan.starts_epoch:
+            self._names.start_epoch()
+        for lookup in plan.lookups:
+            self._look_up(lookup)
+
+    def load(self, plan: StepPlan) -> None:
+        """Begins to load blocks. The engine has queued nothing more that writes them."""
+        for load in plan.loads:
+            self._load(load)
+        for request_id in plan.aborted:
+            if (held := self._requests.get(request_id)) is not None and held.load is not None:
+                held.load[1].cancel.set()
+
+    def save(self, plan: StepPlan) -> None:
+        """Begins to save blocks, which the engine has computed or will have when its queue is empty."""
+        for save in plan.saves:
+            self._save(save)
+        for audit in plan.audits:
+            self._audit(audit)
+        for request_id, (is_awaited, answer) in plan.ended.items():
+            held = self._requests.get(request_id)
+            if held is None:
+                if is_awaited:
+                    self._sent.add(request_id)
+                continue
+            held.access.end(answer)
+            held.is_over, held.is_awaited = True, is_awaited
+            self._settle(request_id, held)
+
+    def collect(self, is_idle: bool) -> tuple[set[str], set[str]]:
+        """The requests whose saves and whose loads have ended since the last call.
+
+        Args:
+            is_idle: whether the engine has nothing else to do than to wait a little.
+        """
+        try:
+            if is_idle and self._is_awaited():
+                self._done.get(timeout=_IDLE_WAIT)()
+            while True:
+                self._done.get_nowait()()
+        except queue.Empty:
+            pass
+        self._give_up_late_work()
+        sent, received = self._sent, self._received
+        self._sent, self._received = set(), set()
+        return sent, received
+
+    def failed_blocks(self) -> set[int]:
+        """The engine's blocks that were to be loaded and were not, since the last call."""
+        failed, self._failed_blocks = self._failed_blocks, set()
+        return failed
+
+    def report(self) -> StepReport:
+        """For the scheduler's side."""
+        report, self._report = self._report, StepReport()
+        return report
+
+    def audits(self) -> dict[str, float]:
+        """What audits have found, for operators."""
+        figures = self.figures
+        return {name: getattr(figures, name) for name in ("audited", "drifted", "void", "largest_error")}
+
+    def close(self) -> None:
+        """Frees the engine's memory, and closes the store."""
+        for held in self._requests.values():
+            self._cancel(held)
+        self._thread.close()
+
+    # Look-ups
+
+    def _look_up(self, lookup: Lookup) -> None:
+        access = Access(time.monotonic())
+        chain = [self._names.of(block) for block in lookup.blocks]
+        held = self._requests[lookup.request_id] = _Held(access, chain, Location({}))
+        if not self._thread.is_alive:
+            self._report.found[lookup.request_id] = Found()
+            return
+        self._thread.begin(self._locate(lookup.request_id, held, tuple(chain), self.block_seconds))
+
+    async def _locate(
+        self, request_id: str, held: _Held, chain: Sequence[BlockId], block_seconds: float | None
+    ) -> None:
+        store, location, until = self.opened.store, Location({}), 0
+        try:
+            location = await store.locate(chain, within=self._lookup_seconds(len(chain), block_seconds))
+            if any(location.leading.values()):
+                self._thread.begin(store.touch(chain, location, held.access))
+            until = store.plan_fetch(0, location, block_seconds).until
+        finally:
+            self._done.put(lambda: self._located(request_id, held, location, until))
+
+    def _lookup_seconds(self, blocks: int, block_seconds: float | None) -> float:
+        """A quarter of what computing so many blocks takes, within bounds."""
+        if block_seconds is None:
+            return _LONGEST_LOOKUP
+        return min(max(_SHORTEST_LOOKUP, 0.25 * blocks * block_seconds), _LONGEST_LOOKUP)
+
+    def _located(self, request_id: str, held: _Held, location: Location, until: int) -> None:
+        if self._requests.get(request_id) is held:
+            held.location, held.is_located = location, True
+            self._report.found[request_id] = Found(until, location.kept)
+
+    # Loads
+
+    def _load(self, load: Load) -> None:
+        held, job = self._requests.get(load.request_id), _Job(len(load.block_ids))
+        if held is None or not self._thread.is_alive:
+            self._end_load(load, 0)
+            return
+        held.load = load, job
+        incoming = self._memory.incoming(load.block_ids)
+        chain = tuple(held.chain[: load.first + len(load.block_ids)])
+        self._thread.begin(self._restore(load, job, held, chain, incoming, self.block_seconds))
+
+    async def _restore(
+        self,
+        load: Load,
+        job: _Job,
+        held: _Held,
+        chain: Sequence[BlockId],
+        incoming: Incoming,
+        block_seconds: float | None,
+    ) -> None:
+        restored = Restored(0)
+        try:
+            restored = await self.opened.store.restore(
+                chain, incoming.segments, held.location, block_seconds, held.access, job.cancel
+            )
+            if not self._memory.is_on_host:
+                await asyncio.to_thread(incoming.finish, restored.blocks)
+        except BaseException:
+            restored = Restored(0)
+            raise
+        finally:
+            self._done.put(lambda: self._loaded(load, job, held, restored))
+
+    def _loaded(self, load: Load, job: _Job, held: _Held, restored: Restored) -> None:
+        if held.load is None or held.load[1] is not job:  # it was given up
+            return
+        held.load, held.lossy_from = None, restored.lossy_from
+        self._end_load(load, restored.blocks)
+        self._settle(load.request_id, held)
+
+    def _end_load(self, load: Load, restored: int) -> None:
+        """Reports the end of a load, and the blocks that were not loaded."""
+        failed = load.block_ids[restored:]
+        self._failed_blocks.update(failed)
+        self.figures.failed_loads += len(failed)
+        self._received.add(load.request_id)
+
+    # Saves
+
+    def _save(self, save: Save) -> None:
+        held = self._requests.get(save.request_id)
+        if held is None:
+            return
+        held.chain += [self._names.of(block) for block in save.blocks]
+        if not self._thread.is_alive or self._waiting + len(save.block_ids) > self._most_waiting:
+            self.figures.dropped += len(save.block_ids)
+            return
+        job = self._begin_job(held, len(save.block_ids))
+        chain = tuple(held.chain[: save.first + len(save.block_ids)])
+        exact = held.lossy_from is None
+        outgoing = self._memory.outgoing(save.block_ids)
+        self._thread.begin(self._keep(save.request_id, held, job, chain, outgoing, exact))
+
+    async def _keep(
+        self, request_id: str, held: _Held, job: _Job, chain: Sequence[BlockId], outgoing: Outgoing, exact: bool
+    ) -> None:
+        try:
+            async with self._saving:  # in order: a block is stored after its parent
+                if not job.cancel.is_set:
+                    sources = outgoing.ready() if self._memory.is_on_host else await asyncio.to_thread(outgoing.ready)
+                    await self.opened.store.keep(chain, sources, held.access, exact, job.cancel)
+        finally:
+            self._done.put(lambda: self._job_done(request_id, held, job))
+
+    # Audits
+
+    def _audit(self, audit: Audit) -> None:
+        held = self._requests.get(audit.request_id)
+        if held is None or not self._thread.is_alive:
+            return
+        job = self._begin_job(held, 0)
+        outgoing = self._memory.outgoing(audit.block_ids)
+        chain = tuple(held.chain[: audit.first + len(audit.block_ids)])
+        self._thread.begin(self._compare(audit, held, job, chain, outgoing))
+
+    async def _compare(
+        self, audit: Audit, held: _Held, job: _Job, chain: Sequence[BlockId], outgoing: Outgoing
+    ) -> None:
+        """Reads what is stored of a chain, and compares it with what was computed."""
+        store, figures, count = self.opened.store, self.figures, len(audit.block_ids)
+        try:
+            stored = np.empty((count, self.opened.block_bytes), np.uint8)
+            read = 0
+            for name, tier in store.tiers.items():
+                if not read and held.location.leading.get(name, 0) >= len(chain) and tier.format.codec.is_exact:
+                    read = await tier.read(chain, [[block] for block in stored], held.access, job.cancel)
+            sources = await asyncio.to_thread(outgoing.ready)
+            error = await asyncio.to_thread(largest_error, self._memory.layout, stored[:read], sources, job.cancel)
+            figures.audited += 1
+            if error is None:
+                figures.void += 1
+                return
+            figures.largest_error = max(figures.largest_error, error)
+            if error > _MAX_ERROR:
+                figures.drifted += 1
+                log.error(
+                    "a stored prefix of %d blocks is not what the engine computes: its numbers differ by %.3g of the "
+                    "largest; it is removed",
+                    *(read, error),
+                )
+                await store.discard(chain)
+        finally:
+            self._done.put(lambda: self._job_done(audit.request_id, held, job))
+
+    def _begin_job(self, held: _Held, blocks: int) -> _Job:
+        job = _Job(blocks)
+        held.jobs.add(job)
+        self._waiting += blocks
+        return job
+
+    def _job_done(self, request_id: str, held: _Held, job: _Job) -> None:
+        if job in held.jobs:
+            held.jobs.discard(job)
+            self._waiting -= job.blocks
+            self._settle(request_id, held)
+
+    def _settle(self, request_id: str, held: _Held) -> None:
+        """Forgets a request once it is over and so is the work for it; reports that if it is waited for."""
+        if held.is_over and not held.jobs and held.load is None and self._requests.get(request_id) is held:
+            del self._requests[request_id]
+            if held.is_awaited:
+                self._sent.add(request_id)
+
+    def _cancel(self, held: _Held) -> None:
+        """Ends the saves of a request: nothing touches its blocks any more."""
+        for job in held.jobs:
+            job.cancel.set()
+            self._waiting -= job.blocks
+        held.jobs.clear()
+
+    def _is_awaited(self) -> bool:
+        return any(held.load is not None or held.is_over or not held.is_located for held in self._requests.values())
+
+    def _give_up_late_work(self) -> None:
+        """Ends loads that the store does not end, and all work if its thread has died."""
+        now, is_alive = time.monotonic(), self._thread.is_alive
+        for request_id, held in list(self._requests.items()):
+            if held.load is not None:
+                load, job = held.load
+                if not is_alive or now - job.began > _LONGEST_LOAD:
+                    job.cancel.set()
+                    held.load = None
+                    self._end_load(load, 0)
+            if not is_alive:
+                self._cancel(held)
+            self._settle(request_id, held)
