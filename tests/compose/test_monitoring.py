@@ -22,6 +22,8 @@ import yaml
 from backend.api.metrics import Metrics
 from backend.engine.stats import EngineStats
 from gateway import metrics
+from prefix_store.store.metrics import store_metrics
+from prefix_store.store.store import PrefixStore
 from scripts.reference import backend_metrics
 from tests.compose.monitoring import (
     GRAFANA,
@@ -85,8 +87,8 @@ def known_metrics() -> set[str]:
     families = [*metrics.registry.collect(), *Metrics(EngineStats(**zeros)).registry.collect()]
     assert "keepgate_backend_running_sequences" in backend_metrics()
     names = {family.name + ("_total" if family.type == "counter" else "") for family in families}
-    prefixes = (ROOT / "backend/prefixes/metrics.py").read_text(encoding="utf-8")
-    return names | {f"keepgate_backend_prefix_{name}" for name in re.findall(r'"(\w+)"', prefixes)}
+    stored = [figure.name for figure in store_metrics(PrefixStore({}), block_size=16)]
+    return names | {f"keepgate_backend_prefix_{name}" for name in (*stored, "fetch_timeouts")}
 
 
 @pytest.mark.parametrize("text", [*(q for panel in panels() for q in panel.queries), *(r["expr"] for r in rules())])
