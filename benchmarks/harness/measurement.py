@@ -26,6 +26,7 @@ FIGURES = {
     "memory": "gateway.memory",
     "prompt_caches": "gateway.prompt_caches",
     "routing": "gateway.routing",
+    "kv_events": "gateway.kv_events",
     "inspection": "gateway.inspection",
     "redis_node": "gateway.redis_node",
     "fleet_model": "gateway.fleet_model",
