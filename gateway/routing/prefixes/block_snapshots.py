@@ -7,13 +7,13 @@ another engine at the same address is told by that. A snapshot that is missing, 
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from cache.errors import StoreUnavailable
-from gateway.routing.prefixes.kv_events import BlocksState
+from gateway.routing.prefixes.kv_events import BlocksState, EngineBlocks, HeldBlock
 from gateway.routing.prefixes.shared_history import Commands
 
 log = logging.getLogger(__name__)
@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 _KEY = "keepgate:kv-blocks:"
 _MAX_BLOCKS = 100_000
 """Some 30 bytes each; of blocks of 16 tokens they are 1.6 million tokens."""
+_PART = 1_000
 _INTERVAL = 30.0
 """Seconds between two snapshots of an engine, by whichever worker."""
 _KEPT = 3600
@@ -35,14 +36,20 @@ class Message(NamedTuple):
 
 
 class Snapshot(msgspec.Struct, array_like=True, frozen=True):
-    """What is known after the message `last`."""
+    """What is known after the message `last`; `parts` are blocks in msgpack, which take a moment each to be read."""
 
     last: Message
     state: BlocksState
+    parts: list[bytes]
+
+    def blocks(self) -> Iterator[list[HeldBlock]]:
+        """Those of each part. Raises DecodeError."""
+        return map(_decode_part, self.parts)
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Snapshot).decode
+_decode_part = msgspec.msgpack.Decoder(list[HeldBlock]).decode
 
 
 class BlockSnapshots:
@@ -55,24 +62,25 @@ class BlockSnapshots:
         """The newest one, if Redis gives it in two seconds."""
         try:
             data = await self._store.command(("GET", _KEY + address), _DEADLINE)
-            return None if data is None else await asyncio.to_thread(_decode, data)
+            return None if data is None else _decode(data)
         except (StoreUnavailable, msgspec.DecodeError) as error:  # or not written by this version
             log.debug("%s: no snapshot of its blocks: %s", address, error)
             return None
 
-    async def keep(self, address: str, take: Callable[[int], Snapshot | None]) -> None:
-        """Write what `take` gives, for at most so many blocks, now and then; one worker of all does."""
-        written: Message | None = None
+    async def keep(self, address: str, known: Callable[[], tuple[Message, EngineBlocks] | None]) -> None:
+        """Write what is known after which message, now and then; of all workers one does."""
         while True:
             await asyncio.sleep(_INTERVAL)
-            snapshot = take(_MAX_BLOCKS)
-            if snapshot is None or snapshot.last == written:
-                continue
             try:
                 turn = ("SET", f"{_KEY}{address}:turn", "1", "NX", "PX", int(_INTERVAL * 900))
-                if await self._store.command(turn, _DEADLINE) is not None:
-                    data = await asyncio.to_thread(_encode, snapshot)
+                if (found := known()) is not None and await self._store.command(turn, _DEADLINE) is not None:
+                    last, blocks = found
+                    data = await asyncio.to_thread(_encoded, last, *blocks.state(_MAX_BLOCKS))
                     await self._store.command(("SET", _KEY + address, data, "EX", _KEPT), _DEADLINE)
-                    written = snapshot.last
             except StoreUnavailable as error:
                 log.debug("%s: its blocks are not kept: %s", address, error)
+
+
+def _encoded(last: Message, state: BlocksState, blocks: Sequence[HeldBlock]) -> bytes:
+    parts = [_encode(blocks[first : first + _PART]) for first in range(0, len(blocks), _PART)]
+    return _encode(Snapshot(last, state, parts))

@@ -15,9 +15,10 @@ tells in the extra keys of the first block. Blocks that vLLM moves to another me
 come without tokens, and those of layers with a sliding window with more tokens than they are of.
 """
 
+import asyncio
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -53,13 +54,16 @@ class BadEvents(ValueError):
     """A message that is none of KV cache events."""
 
 
+HeldBlock = tuple[tuple[int | bytes, Place], int]
+"""An engine's number of a block with its place, and its number here."""
+
+
 class BlocksState(msgspec.Struct, array_like=True, frozen=True):
-    """What is known of an engine's blocks, to be kept elsewhere."""
+    """What is known of an engine's blocks together."""
 
     is_whole: bool
     sizes: list[int]
     adapters: list[str]
-    blocks: list[tuple[tuple[int | bytes, Place], int]]
 
 
 class EngineBlocks:
@@ -104,20 +108,22 @@ class EngineBlocks:
             except (TypeError, ValueError, KeyError, OverflowError) as error:
                 raise BadEvents(f"{name}: {error}") from error
 
-    def state(self, most: int) -> BlocksState:
-        """What is known now, of `most` blocks."""
+    def state(self, most: int) -> tuple[BlocksState, list[HeldBlock]]:
+        """What is known now, of `most` blocks at most."""
         blocks = list(islice(self._chains.items(), most))  # parents come before their children
         is_whole = self.is_whole and len(blocks) == len(self._chains)
-        return BlocksState(is_whole, sorted(self._sizes), sorted(self.adapters), blocks)
+        return BlocksState(is_whole, sorted(self._sizes), sorted(self.adapters)), blocks
 
-    def restore(self, state: BlocksState) -> None:
-        """Know what `state` says, and nothing else."""
+    async def restore(self, state: BlocksState, parts: Iterable[Sequence[HeldBlock]]) -> None:
+        """Know these blocks, and no others; other work goes on after each part."""
         self.lose()
-        self.is_whole = state.is_whole
         self._sizes.update(state.sizes)
         self.adapters.update(state.adapters)
-        for (block, place), chain in state.blocks:
-            self._keep(block, place, chain)
+        for part in parts:
+            for (block, place), chain in part:
+                self._keep(block, place, chain)
+            await asyncio.sleep(0)
+        self.is_whole = state.is_whole
 
     def leading(self, tokens: Sequence[int], salt: str | None = None) -> float:
         """How many leading tokens of a prompt it holds, for requests with this salt."""

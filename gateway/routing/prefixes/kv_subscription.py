@@ -6,12 +6,13 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
 import xxhash
 import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from gateway.routing.prefixes.block_snapshots import BlockSnapshots, Message, Snapshot
+from gateway.routing.prefixes.block_snapshots import BlockSnapshots, Message
 from gateway.routing.prefixes.event_sources import EventSource
 from gateway.routing.prefixes.kv_events import BadEvents, EngineBlocks
 
@@ -54,12 +55,12 @@ class Subscription:
                 socket.setsockopt(zmq.HEARTBEAT_IVL, int(_HEARTBEAT * 1000))
                 socket.subscribe(b"")
                 if self._last is None and self._snapshots is not None:
-                    self._restore(await self._snapshots.load(self._source.address))
+                    await self._restore(self._snapshots)
                 socket.connect(self._source.address)
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._resume_at_connections(context, monitor))
                     if self._snapshots is not None:
-                        tasks.create_task(self._snapshots.keep(self._source.address, self._snapshot))
+                        tasks.create_task(self._snapshots.keep(self._source.address, self._known))
                     while True:
                         frames = await socket.recv_multipart()
                         if len(frames) == 3 and len(frames[1]) == 8:
@@ -137,13 +138,18 @@ class Subscription:
         self._replayed.clear()
         self._last = None
 
-    def _restore(self, snapshot: Snapshot | None) -> None:
-        if snapshot is not None:
-            self.blocks.restore(snapshot.state)
+    async def _restore(self, snapshots: BlockSnapshots) -> None:
+        snapshot = await snapshots.load(self._source.address)
+        if snapshot is None:
+            return
+        try:
+            await self.blocks.restore(snapshot.state, snapshot.blocks())
             self._last = snapshot.last
+        except msgspec.DecodeError:
+            self.blocks.lose()
 
-    def _snapshot(self, most: int) -> Snapshot | None:
-        return None if self._last is None else Snapshot(self._last, self.blocks.state(most))
+    def _known(self) -> tuple[Message, EngineBlocks] | None:
+        return None if self._last is None else (self._last, self.blocks)
 
 
 async def _replayed(context: zmq.asyncio.Context, address: str, first: int) -> AsyncGenerator[tuple[int, bytes]]:

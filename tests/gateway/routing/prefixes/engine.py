@@ -100,7 +100,7 @@ class Publisher:
     async def serving(self) -> AsyncIterator["Publisher"]:
         if self.address:
             self._socket.bind(self.address)
-            self._replay.bind(configured_source(self.address).replay)
+            self._replay.bind(configured_source(self.address).replay or "")
         else:
             self._bind()
         replaying = asyncio.create_task(self._answer_replays())
