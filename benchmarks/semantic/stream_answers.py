@@ -11,7 +11,7 @@ from cache.semantic.judge.error_rates import PRIOR_ERROR
 
 
 class AnswerJudge:
-    """The default judge: what is true he has to find out from the texts.
+    """The default judge, which is not told what is true: it compares the texts.
 
     Args:
         questions, answers: of a stream, by number.

@@ -1,9 +1,18 @@
 """The semantic cache: answers of similar questions, served under a bound on wrong answers.
 
-It runs as a process of its own (service), which the gateway asks through client.py with the messages of messages.py.
-The steps of a lookup: look for the same question written differently (normal_form), embed the question (embedding),
-find its nearest neighbours (index), count their votes which answer is meant (policy), compare their texts (wording),
-decide (policy), audit (judge). inspection keeps what operators see of decisions, evaluation measures the cache on
-labelled pairs. model_server.py calls models at servers. Read messages.py first, then
-service/semantic_cache.py: its `ask` says why a neighbour is served. Uses entries and stores.
+It runs as a process of its own (service), which the gateway asks through client.py with the messages of messages.py;
+question.py says what of a request may differ. Why a neighbour is served, by the functions of a lookup:
+
+1. `SemanticCache._find` in service/semantic_cache.py looks for the same question written differently (normal_form),
+   embeds the question (embedding), finds its neighbours (index), and leaves out those whose answers differ each time
+   that they are asked (judge/repeatability.py).
+2. `evidence_of` in policy/evidence.py counts the votes of the neighbours for their answers; one answer wins.
+3. `compare` in wording/comparison.py compares the question with those that have this answer. A veto forbids the answer;
+   else one of these questions vouches for it, and what differs is evidence.
+4. `BudgetPolicy.decide` in policy/budget.py makes a risk of the evidence, and serves the answer if the risk is within
+   the limit. It draws audits as well.
+
+Fresh answers teach the risk: service/learner.py has them compared with stored ones by a judge (judge). inspection keeps
+what operators see of decisions, evaluation measures the cache on labelled pairs and streams. model_server.py calls
+models at servers. Read service/semantic_cache.py first. Uses entries and stores.
 """

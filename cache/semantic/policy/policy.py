@@ -36,7 +36,8 @@ class Evidence(NamedTuple):
 
     `members` are the places of the neighbours that have this `answer`, nearest first; `entry` and `similarity` are
     those of the one that vouches for it, the nearest until their texts are compared. `features` are float64 [FEATURES
-    of the policy], what the policy judges by; those of the texts are the last of them.
+    of the policy], what the policy judges by; those of the texts are the last of them. The feature "similarity" is
+    always that of the nearest.
     """
 
     members: tuple[int, ...]

@@ -6,8 +6,10 @@ Two rules, and no list of words but that of negations:
   differs is a veto. A word that was removed and that all questions with this answer have is one: it is what they ask
   about. A word that was added and that none of them has is one too; but from MIN_QUESTIONS on it is a feature, whose
   weight the traffic teaches.
-- **Of questions that share few words**, no word is a veto. Language, quotations and code are, and a length that
-  embeddings do not see.
+- **Of other questions**, no word is a veto, unless one of them has but a word or two and none in common with the other.
+  Another language is one.
+
+Of both, quotations and code that differ are a veto, and so is a length that embeddings do not see.
 """
 
 from collections.abc import Sequence, Set
@@ -74,25 +76,25 @@ def compare(asked: Text, questions: Sequence[Text]) -> TextComparison:
     if not places:
         return _forbidden(vetoes, vetoes[0])
     ours, words = frozenset(asked.words), {place: frozenset(questions[place].words) for place in places}
-    near = {place: found for place in places if (found := difference(asked.words, questions[place].words))}
+    copies = {place: found for place in places if (found := difference(asked.words, questions[place].words))}
     replaced = inserted = False
-    chosen = next((place for place, found in near.items() if not found.words and not found.moved), None)
+    chosen = next((place for place, found in copies.items() if not found.words and not found.moved), None)
     if chosen is None:
-        for found in near.values():
-            # What counts, counts of what is said: only a near-copy shows that another number makes no difference.
+        for found in copies.values():
+            if found.moved:
+                return _forbidden(vetoes, "order")
+            # Other questions may say a number or a negation of something else: for these only near-copies are asked.
             having = {
-                word: [word in words[place] for place in (words if _kind({word}, found) == "words" else near)]
+                word: [word in words[place] for place in (words if _kind({word}, found) == "words" else copies)]
                 for word in found.words
             }
             strange = {word for word in found.added if not any(having[word])}
             missing = {word for word in found.removed - ours if all(having[word])}
-            if found.moved:
-                return _forbidden(vetoes, "order")
             if missing or (strange and len(words) < MIN_QUESTIONS) or _kind(strange, found) != "words":
                 return _forbidden(vetoes, _kind(strange | missing, found))
             replaced |= not strange.isdisjoint(found.substituted)
             inserted |= not strange <= found.substituted
-        chosen = next(iter(near), places[0])
+        chosen = next(iter(copies), places[0])
     theirs = words[chosen]
     overlap = 3.0 * (len(ours & theirs) / max(1, len(ours | theirs)) - 0.4)
     novelty = 3.0 * (len(ours.difference(*words.values())) / max(1, len(ours)) - 0.2)
@@ -105,7 +107,7 @@ def _forbidden(vetoes: Sequence[str], veto: str) -> TextComparison:
 
 
 def pair_veto(asked: Text, cached: Text) -> str:
-    """The name of what forbids that two questions share an answer, whatever their words; "" if nothing does."""
+    """The name of what forbids that two questions share an answer, whatever others with it say; "" if nothing does."""
     if asked.words == cached.words and asked.verbatim == cached.verbatim:
         return "" if asked.words or asked.written == cached.written else "verbatim"
     if max(len(asked.words), len(cached.words)) > MAX_WORDS:

@@ -1,6 +1,6 @@
 """A question as its words, and what of it must be equal letter for letter.
 
-No knowledge of any language is needed, but of capitals in English.
+No knowledge of any language is needed, but of capitals and "n't" in English.
 """
 
 import re

@@ -34,7 +34,7 @@ function showSemantic(semantic) {
     `${fine(each.low)} to ${fine(each.high)}`, count(each.labels), count(each.audits),
   ]), "No answer was judged yet: that needs a question near to an earlier one whose answer is computed all the same.");
   const low = reliability.filter(isTooLow).length;
-  const corrected = `What is served reckons with ${policy.inflation.toFixed(2)} times the predicted risk, a factor that audits correct.`;
+  const corrected = `What is served reckons with ${policy.inflation.toFixed(2)} times the predicted risk, a factor that judgements correct.`;
   get("reliability-said").textContent = !reliability.length ? "" : low
     ? `In ${low} of ${reliability.length} classes of risk more was wrong than predicted. ${corrected}`
     : `In no class of risk more was wrong than predicted. ${corrected}`;

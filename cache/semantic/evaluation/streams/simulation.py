@@ -42,9 +42,9 @@ class StreamJudge(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SimulatedJudge:
-    """Who says whether two answers are the same, and errs as often as `error` says.
+    """Says whether two answers are the same, and errs as often as `error` says.
 
-    Of `silent` of the pairs, whatever they are, he says nothing.
+    Of `silent` of the pairs, whatever they are, it says nothing.
     """
 
     name: str
