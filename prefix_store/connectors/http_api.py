@@ -20,8 +20,6 @@ from prefix_store.store.open_store import OpenStore
 _MAX_BYTES = 64 * 2**20
 _MOST_TOKENS = 16 * 2**20
 
-Describe = Callable[[], dict[str, Any]]
-
 
 class Prompt(msgspec.Struct):
     """A prompt as an engine has it. ``POST /tokenize`` of vLLM gives the tokens."""
@@ -30,24 +28,38 @@ class Prompt(msgspec.Struct):
     cache_salt: str = ""
 
 
+BlocksOf = Callable[[Prompt], list[BlockId]]
+Describe = Callable[[], dict[str, Any]]
+
+
+def token_blocks(block_size: int, tenants: Tenants, names: PartNames) -> BlocksOf:
+    """Blocks by tokens and salt, as the scheduler's side names them and then a worker."""
+
+    def blocks_of(prompt: Prompt) -> list[BlockId]:
+        keys = tenants.keys([f"cache_salt:{prompt.cache_salt}"] if prompt.cache_salt else [])
+        ids = np.asarray(prompt.tokens, dtype=np.int32)
+        hashes = keys.keys_of(ids)
+        chain = Chain(NO_NAMESPACE, keys.root, block_size)
+        chain.extend(hashes, ids[: len(hashes) * block_size])
+        return [names.of(block) for block in chain.blocks]
+
+    return blocks_of
+
+
 class StoreApi:
     """Handlers over one worker's store.
 
     Args:
         opened: the store.
         block_size: tokens in a block.
-        tenants: keys by salt, as the scheduler's side makes them.
-        names: of the worker's blocks.
+        blocks_of: the blocks that a prompt fills; OverflowError for a token that is none.
         describe: the state.
     """
 
-    def __init__(
-        self, opened: OpenStore, block_size: int, tenants: Tenants, names: PartNames, describe: Describe
-    ) -> None:
+    def __init__(self, opened: OpenStore, block_size: int, blocks_of: BlocksOf, describe: Describe) -> None:
         self._opened = opened
-        self._names = names
         self._block_size = block_size
-        self._tenants = tenants
+        self._blocks_of = blocks_of
         self._describe = describe
 
     def application(self) -> web.Application:
@@ -116,15 +128,10 @@ class StoreApi:
             raise _BadRequest(f"{error}; expected an object with tokens, a list of token ids") from error
         if len(prompt.tokens) > _MOST_TOKENS:
             raise _BadRequest(f"tokens: there are {len(prompt.tokens)}, expected {_MOST_TOKENS} at most")
-        keys = self._tenants.keys([f"cache_salt:{prompt.cache_salt}"] if prompt.cache_salt else [])
         try:
-            ids = np.asarray(prompt.tokens, dtype=np.int32)
+            return prompt, self._blocks_of(prompt)
         except OverflowError as error:
             raise _BadRequest(f"tokens: {error}; expected numbers that fit in 32 bits") from error
-        hashes = keys.keys_of(ids)
-        chain = Chain(NO_NAMESPACE, keys.root, self._block_size)
-        chain.extend(hashes, ids[: len(hashes) * self._block_size])
-        return prompt, [self._names.of(block) for block in chain.blocks]
 
 
 class _BadRequest(ValueError):

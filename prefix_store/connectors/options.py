@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,13 +102,19 @@ def listening(options: ConnectorOptions, worker: int) -> Listening | None:
     return Listening(options.listen or parts.hostname or "", parts.port or 0)
 
 
-def read_options(given: Mapping[str, Any]) -> ConnectorOptions:
+def read_options(
+    given: Mapping[str, Any], source: str = "kv_connector_extra_config", without: Collection[str] = ()
+) -> ConnectorOptions:
     """The options in an engine's JSON.
+
+    Args:
+        source: the engine's option that has the JSON.
+        without: options that this engine's connector has not.
 
     Raises:
         ValueError: names the option, and what would be right.
     """
-    known = ConnectorOptions.__struct_fields__
+    known = [name for name in ConnectorOptions.__struct_fields__ if name not in without]
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
@@ -117,7 +123,7 @@ def read_options(given: Mapping[str, Any]) -> ConnectorOptions:
     try:
         return msgspec.convert(dict(given), ConnectorOptions)
     except msgspec.ValidationError as error:
-        raise ValueError(f"kv_connector_extra_config: {error}") from error
+        raise ValueError(f"{source}: {error}") from error
 
 
 def _size(option: str, value: int | str) -> int:

@@ -24,7 +24,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from prefix_store.connectors.http_api import StoreApi, serving
+from prefix_store.connectors.http_api import StoreApi, serving, token_blocks
 from prefix_store.connectors.kv_memory import kv_memory
 from prefix_store.connectors.options import listening, read_options
 from prefix_store.connectors.public_prefixes import publish
@@ -159,7 +159,8 @@ class KeepgateConnector(KVConnectorBase_V1):  # type: ignore[misc]
         async with AsyncExitStack() as stack:
             opened = await stack.enter_async_context(open_store(self._store_config, namespace, layout))
             if (at := listening(self._options, self._rank)) is not None:
-                api = StoreApi(opened, self._block_size, self._tenants, names[0], lambda: self._state(opened))
+                blocks_of = token_blocks(self._block_size, self._tenants, names[0])
+                api = StoreApi(opened, self._block_size, blocks_of, lambda: self._state(opened))
                 await stack.enter_async_context(serving(api.application(), at))
             yield opened
 
