@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from cache.semantic.policy.budget import WARM_LABELS
 from gateway.settings.cache import SemanticSettings
 from gateway.settings.limits import KeySettings
 from gateway.settings.operations import CostSettings
@@ -156,6 +157,7 @@ async def test_an_operator_sees_engines_budgets_and_risks(
 
     assert "1 judged answers" in first["semantic"]
     assert "It observes and serves nothing." in first["semantic"]
+    assert f"It serves nothing before {WARM_LABELS} judgements" in first["semantic"]
     assert first["points"] == len(first["reliability"]) == 1
     assert first["reliability"][0][2:5:2] == ["0 %", "1"]
     assert "the budget (delta) is 1 %" in first["plots"][0]
@@ -168,7 +170,7 @@ async def test_an_operator_sees_engines_budgets_and_risks(
     assert seen["why"].startswith("No texts: the setting semantic.show_questions shows them.Stored answer: ")
     assert seen["why"].count(f"{tenant[:8]}") == 2
     assert "Log odds of a wrong answer: " in seen["why"]
-    assert re.search(r"similarity [+−]\d", seen["why"])
+    assert re.search(r"similarity [+\u2212]\d", seen["why"])
     assert seen["filtered"] == "No question was near to a stored one yet, or none of these."
     for look in (first, second, seen["phone"], seen["dark"]):
         assert (look["charts"], look["overflow"] <= 0) == (6, True)

@@ -151,6 +151,7 @@ class BudgetPolicy(Policy):
         return {
             "delta": self.delta,
             "labels": self.learned.posterior.labels,
+            "warm_labels": WARM_LABELS,
             "inflation": self.inflation,
             "most_risk": min(self._ledger.limit, self._max_risk),
             "requests": ever.requests,

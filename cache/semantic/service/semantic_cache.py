@@ -144,15 +144,15 @@ class SemanticCache:
         stored = candidate and self._stored(policy, candidate, unvetoed or decision)
         watched = self.decisions.decided(ask, max_risk, decision, unwanted, stored)
         query = Query(
-            ask.key,
-            ask.partition,
-            ask.text,
-            "" if evidence is None else evidence.entry,
-            decision.serve and ask.serve,
-            vector,
-            None if ask.threshold else evidence,  # outside the budget: it spends nothing, and is no label
-            decision,
-            watched,
+            key=ask.key,
+            partition=ask.partition,
+            text=ask.text,
+            entry="" if evidence is None else evidence.entry,
+            served=decision.serve and ask.serve,
+            vector=vector,
+            evidence=None if ask.threshold else evidence,  # outside the budget: it spends nothing, and is no label
+            decision=decision,
+            watched=watched,
         )
         number = next(self._numbers)
         self._open[number] = query

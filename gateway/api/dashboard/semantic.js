@@ -1,7 +1,6 @@
 "use strict";
 // The semantic cache: wrong answers against the budget, and whether predicted risks come true.
 
-const WARM_LABELS = 60;
 const SVG = "http://www.w3.org/2000/svg";
 const TICKS = [0, 0.001, 0.01, 0.05, 0.2, 0.5, 1];
 const PLOT = { width: 380, height: 340, left: 52, right: 24, top: 12, bottom: 44 };
@@ -22,7 +21,7 @@ function showSemantic(semantic) {
   if (semantic.available === false) return saySemantic(`The semantic cache does not answer: ${semantic.reason}`, "bad");
   if (policy?.most_risk === undefined) return saySemantic("This policy predicts no risk that could be compared. Set semantic.policy to budget, which keeps the share of wrong answers at or below semantic.delta.");
   const judged = `${count(policy.labels)} judged answers, ${count(policy.audits)} audits, ${count(policy.found_wrong)} found wrong, ${count(policy.complaints)} complaints`;
-  const serving = policy.labels < WARM_LABELS ? `It serves nothing before ${WARM_LABELS} judgements of your own traffic.`
+  const serving = policy.labels < policy.warm_labels ? `It serves nothing before ${policy.warm_labels} judgements of your own traffic.`
     : policy.most_risk === 0 ? "No answer is served now: the budget is spent, or no question was near enough."
     : `Answers are served up to a risk of ${fine(policy.most_risk)}.`;
   saySemantic(`${semantic.mode === "observe" ? "It observes and serves nothing. " : ""}${judged}. ${serving}`);

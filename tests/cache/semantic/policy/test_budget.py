@@ -37,6 +37,7 @@ def test_nothing_is_served_before_there_is_evidence() -> None:
     hits = [stream.ask(0.99, 1.0) for _ in range(WARM_LABELS + 200)]
     assert not any(hits[:WARM_LABELS])
     assert any(hits[WARM_LABELS:])
+    assert stream.policy.figures()["warm_labels"] == WARM_LABELS
 
 
 def test_without_evidence_nothing_is_served() -> None:
