@@ -17,7 +17,7 @@ CLIENTS := tests/clients/node_modules/.package-lock.json
 WITH_PATH := PATH="$(abspath $(BIN)):$$PATH"
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test soak chaos test-compose test-clients test-gpu sbom lint format docs docs-serve bench bench-compare bench-semantic bench-gpu lock wheel clean
+.PHONY: help install serve test soak chaos test-compose test-clients test-vllm test-gpu sbom lint format docs docs-serve bench bench-compare bench-semantic bench-gpu lock wheel clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,12 @@ APPS := build/clients
 test-clients: $(INSTALLED) ## run client libraries and apps against the gateway; installs 2 GB in build/clients
 	@$(WITH_PATH) $(BIN)/python -m tests.apps.install $(APPS)
 	@$(WITH_PATH) TEST_CLIENTS="$(abspath $(APPS))" exec $(BIN)/python -m pytest tests/apps $(ARGS)
+
+VLLM := build/vllm
+
+test-vllm: $(INSTALLED) ## run the KV connector under vLLM for CPUs; installs 2 GB in build/vllm
+	@$(BIN)/python -m tests.prefix_store.connectors.vllm_server.install $(VLLM)
+	@TEST_VLLM="$(abspath $(VLLM))" exec $(BIN)/python -m pytest tests/prefix_store/connectors/vllm_server $(ARGS)
 
 # A machine with a GPU may have torch and Triton but no way to install more: there, its own Python runs these.
 ON_GPU = if $(PYTHON) -c 'import torch, triton; assert torch.cuda.is_available()' 2> /dev/null; \

@@ -1,0 +1,1 @@
+"""The connector under a real vLLM for CPUs, in an environment of its own: `make test-vllm`."""
