@@ -1,0 +1,23 @@
+"""Lets torchvision be imported beside a torch for CPUs.
+
+Its wheel's operators are linked to CUDA and do not load there. It asks for their names when it registers meta kernels,
+so a schema of each is enough: nobody here calls them.
+"""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import torch
+
+_LIBRARY = torch.library.Library("torchvision", "DEF")
+
+
+def define() -> None:
+    """To be called once, before anything imports torchvision."""
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None:
+        return
+    text = Path(spec.origin).with_name("_meta_registrations.py").read_text("utf-8")
+    for name in sorted(set(re.findall(r'register_(?:meta|fake)\("(?:torchvision::)?(\w+)"', text))):
+        _LIBRARY.define(f"{name}(Tensor x) -> Tensor")
