@@ -46,8 +46,11 @@ class EngineRequest(Protocol):
     num_computed_tokens: int
     num_in_flight_tokens: int
     num_prompt_tokens: int
-    num_tokens: int
     all_token_ids: Sequence[int]
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the prompt and the answer until now."""
 
 
 @dataclass(slots=True)
@@ -65,7 +68,8 @@ class _Tracked:
     """Blocks that the engine itself had at the last question."""
     was_loaded: bool = False
     """Whether its prefix has been loaded, or tried to: once is enough."""
-    is_loading: bool = False
+    loading_until: int = 0
+    """Blocks up to which it is being loaded; 0: it is not."""
     saved: int = 0
     """Blocks that are stored, or handed over to be."""
     has_saves: bool = False
@@ -146,7 +150,7 @@ class SchedulerSide:
             return
         first = tracked.in_engine
         until = first + tokens // self._block_size
-        tracked.was_loaded = tracked.is_loading = True
+        tracked.was_loaded, tracked.loading_until = True, until
         self._plan.loads.append(Load(request.request_id, first, tuple(block_ids[first:until])))
 
     def build_plan(
@@ -198,7 +202,10 @@ class SchedulerSide:
         self._last_end = now
         for request_id in loaded:
             if (tracked := self._requests.get(request_id)) is not None:
-                tracked.is_loading = False
+                computed = tracked.request.num_computed_tokens // self._block_size
+                if computed < tracked.loading_until:  # the rest has failed: it is stored again
+                    tracked.saved = min(tracked.saved, computed)
+                tracked.loading_until = 0
         for request_id, answer in report.found.items():
             self._answered(request_id, answer)
 
@@ -209,10 +216,12 @@ class SchedulerSide:
         if tracked is None:
             return False
         answer = max(0, request.num_tokens - request.num_prompt_tokens)
-        if tracked.is_loading:
+        if tracked.loading_until:
             self._plan.aborted.append(request.request_id)
             self._plan.ended[request.request_id] = False, answer
             return False
+        if tracked.found is None:  # without loads no request waits for the answer
+            tracked.found = Found()
         self._save(tracked, lambda: block_ids)
         if tracked.is_audited and tracked.found is not None:
             first = tracked.in_engine
@@ -251,11 +260,9 @@ class SchedulerSide:
         self._partial.pop(tracked.request.request_id, None)
         tracked.saved = 0
         tracked.known = len(tracked.chain.blocks)
-        if tracked.chain.blocks:
-            tracked.found, tracked.asked_at = None, None
-            self._plan.lookups.append(Lookup(tracked.request.request_id, tuple(tracked.chain.blocks)))
-        else:
-            tracked.found = Found()
+        # Without blocks there is nothing to wait for, but the workers must know the request: its answer may fill some.
+        tracked.found, tracked.asked_at = None if tracked.chain.blocks else Found(), None
+        self._plan.lookups.append(Lookup(tracked.request.request_id, tuple(tracked.chain.blocks)))
 
     def _answered(self, request_id: str, answer: Found) -> None:
         tracked = self._requests.get(request_id)
@@ -277,7 +284,7 @@ class SchedulerSide:
 
     def _save(self, tracked: _Tracked, block_ids: Callable[[], Sequence[int]]) -> None:
         """Has the workers store what is full since the last time."""
-        if not self._saves or tracked.found is None or tracked.is_loading:
+        if not self._saves or tracked.found is None or tracked.loading_until:
             return
         first = tracked.saved
         full = min(self._computed(tracked.request), tracked.limit) // self._block_size

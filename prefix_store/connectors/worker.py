@@ -10,7 +10,7 @@ import asyncio
 import logging
 import queue
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,13 +23,15 @@ from prefix_store.frames.block_id import BlockId
 from prefix_store.store.location import Location
 from prefix_store.store.open_store import OpenStore
 from prefix_store.store.store import Restored
-from prefix_store.tiers.cancellation import CancelToken
+from prefix_store.tiers.cancellation import Cancelled, CancelToken
 
 log = logging.getLogger(__name__)
 
 _SHORTEST_LOOKUP, _LONGEST_LOOKUP = 0.1, 0.5
 _LONGEST_LOAD = 10.0
 """Seconds after which a load counts as failed, whatever the store says: twice what a restore may take."""
+_LONGEST_SAVE = 60.0
+"""Seconds after which a save or an audit is given up, so that the engine has its blocks again."""
 _IDLE_WAIT = 0.002
 """Seconds that an engine without other work waits for the store, instead of asking it again and again."""
 _SHARE_WAITING = 4
@@ -120,7 +122,7 @@ class WorkerSide:
         """Before the engine computes: nothing reads or writes blocks of preempted requests when this returns."""
         for request_id in plan.preempted:
             if (held := self._requests.get(request_id)) is not None:
-                self._cancel(held)
+                self._cancel(held, held.jobs)
         if plan.preempted:
             self._memory.fence()
 
@@ -193,7 +195,7 @@ class WorkerSide:
     def close(self) -> None:
         """Frees the engine's memory, and closes the store."""
         for held in self._requests.values():
-            self._cancel(held)
+            self._cancel(held, held.jobs)
         self._thread.close()
 
     # Look-ups
@@ -257,8 +259,9 @@ class WorkerSide:
                 chain, incoming.segments, held.location, block_seconds, held.access, job.cancel
             )
             if not self._memory.is_on_host:
-                await asyncio.to_thread(incoming.finish, restored.blocks)
+                restored = await asyncio.to_thread(_finish, incoming, restored, job.cancel)
         except BaseException:
+            job.cancel.set()
             restored = Restored(0)
             raise
         finally:
@@ -364,18 +367,18 @@ class WorkerSide:
             if held.is_awaited:
                 self._sent.add(request_id)
 
-    def _cancel(self, held: _Held) -> None:
-        """Ends the saves of a request: nothing touches its blocks any more."""
-        for job in held.jobs:
+    def _cancel(self, held: _Held, jobs: Iterable[_Job]) -> None:
+        """Ends saves and audits of a request: nothing touches their blocks any more."""
+        for job in list(jobs):
             job.cancel.set()
             self._waiting -= job.blocks
-        held.jobs.clear()
+            held.jobs.discard(job)
 
     def _is_awaited(self) -> bool:
         return any(held.load is not None or held.is_over or not held.is_located for held in self._requests.values())
 
     def _give_up_late_work(self) -> None:
-        """Ends loads that the store does not end, and all work if its thread has died."""
+        """Ends what the store does not end, and all work if its thread has died."""
         now, is_alive = time.monotonic(), self._thread.is_alive
         for request_id, held in list(self._requests.items()):
             if held.load is not None:
@@ -384,6 +387,15 @@ class WorkerSide:
                     job.cancel.set()
                     held.load = None
                     self._end_load(load, 0)
-            if not is_alive:
-                self._cancel(held)
+            self._cancel(held, [job for job in held.jobs if not is_alive or now - job.began > _LONGEST_SAVE])
             self._settle(request_id, held)
+
+
+def _finish(incoming: Incoming, restored: Restored, cancel: CancelToken) -> Restored:
+    """Copies restored blocks to the engine's memory, unless it was taken back."""
+    try:
+        with cancel:
+            incoming.finish(restored.blocks)
+    except Cancelled:
+        return Restored(0)
+    return restored

@@ -1,0 +1,12 @@
+"""Prompts that no other test has."""
+
+import itertools
+
+from tests.prefix_store.connectors.toy_model import VOCABULARY
+
+_numbers = itertools.count()
+
+
+def prompt_of(count: int) -> list[int]:
+    """A new prompt of so many tokens; any two differ in the first one."""
+    return [(next(_numbers) * 7) % VOCABULARY for _ in range(count)]
