@@ -57,6 +57,8 @@ OPTIONAL_FIGURES = {
     "dashboard": "gateway.dashboard",
     "predictions": "semantic.predictions",
     "semantic_languages": "semantic.languages",
+    "vllm_ttft": "prefix.vllm_ttft",
+    "vllm_cost": "prefix.vllm_cost",
 }
 
 

@@ -81,8 +81,8 @@ class ConnectorOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             secret=read_secret(Path(self.secret_file) if self.secret_file else None, "secret_file"),
             audit_every=self.audit,
         )
-        if not (config.memory_bytes or config.disk or config.mooncake):
-            raise ValueError("there is no place for blocks; expected memory, disk or mooncake")
+        if not (config.memory_bytes or config.disk or config.mooncake or config.index):
+            raise ValueError("there is no place for blocks; expected memory, disk, mooncake or index")
         return config
 
 

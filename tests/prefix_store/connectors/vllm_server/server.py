@@ -80,7 +80,7 @@ def vllm_server(
     model: Path,
     options: Mapping[str, Any] | None,
     *arguments: str,
-    role: str = "kv_both",
+    connector: str = "KeepgateConnector",
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[VllmServer]:
     """Starts a server and waits until it answers.
@@ -98,12 +98,9 @@ def vllm_server(
         *("--block-size", "32", "--dtype", "float32", *arguments),
     ]
     if options is not None:
-        transfer = {
-            "kv_connector": "KeepgateConnector",
-            "kv_connector_module_path": "prefix_store.connectors.vllm",
-            "kv_role": role,
-            "kv_connector_extra_config": dict(options),
-        }
+        transfer = {"kv_connector": connector, "kv_role": "kv_both", "kv_connector_extra_config": dict(options)}
+        if connector == "KeepgateConnector":
+            transfer["kv_connector_module_path"] = "prefix_store.connectors.vllm"
         command += ["--kv-transfer-config", json.dumps(transfer)]
     variables = {
         **os.environ,

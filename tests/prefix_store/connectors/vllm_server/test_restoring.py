@@ -183,7 +183,7 @@ def test_ranks_have_a_part_each(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"memmory": "1GiB"}, "memmory is no option of this connector; did you mean memory?"),
-        ({}, "there is no place for blocks; expected memory, disk or mooncake"),
+        ({}, "there is no place for blocks; expected memory, disk, mooncake or index"),
     ],
 )
 def test_a_wrong_option_is_named(tmp_path: Path, options: dict[str, str], message: str) -> None:

@@ -1,0 +1,27 @@
+"""Servers of vLLM as the benchmarks start them."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.harness.processes import CannotMeasure
+from tests.prefix_store.connectors.vllm_server.server import VllmServer, vllm_server
+
+BF16 = ("--dtype", "bfloat16", "--no-enable-prefix-caching")
+
+
+def check_installed() -> None:
+    """Raises CannotMeasure without an environment that has vLLM."""
+    if "TEST_VLLM" not in os.environ:
+        raise CannotMeasure("TEST_VLLM names no environment with vLLM; expected build/vllm, which make test-vllm makes")
+
+
+@contextmanager
+def served(
+    model: Path, options: Mapping[str, object] | None, connector: str = "KeepgateConnector", *arguments: str
+) -> Iterator[VllmServer]:
+    """A server on all cores; `options` as for `vllm_server`."""
+    threads = {"OMP_NUM_THREADS": str(os.cpu_count() or 1)}
+    with vllm_server(model, options, *BF16, *arguments, connector=connector, environment=threads) as server:
+        yield server
