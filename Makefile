@@ -62,9 +62,9 @@ test-clients: $(INSTALLED) ## run client libraries and apps against the gateway;
 
 VLLM := build/vllm
 
-test-vllm: $(INSTALLED) ## run the KV connector under vLLM for CPUs; installs 2 GB in build/vllm
+test-vllm: $(INSTALLED) ## run the KV connector and the gateway with vLLM for CPUs; installs 2 GB in build/vllm
 	@$(BIN)/python -m tests.prefix_store.connectors.vllm_server.install $(VLLM)
-	@TEST_VLLM="$(abspath $(VLLM))" exec $(BIN)/python -m pytest tests/prefix_store/connectors/vllm_server $(ARGS)
+	@TEST_VLLM="$(abspath $(VLLM))" exec $(BIN)/python -m pytest tests/prefix_store/connectors/vllm_server tests/gateway/vllm $(ARGS)
 
 # A machine with a GPU may have torch and Triton but no way to install more: there, its own Python runs these.
 ON_GPU = if $(PYTHON) -c 'import torch, triton; assert torch.cuda.is_available()' 2> /dev/null; \
