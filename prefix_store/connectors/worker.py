@@ -288,13 +288,15 @@ class WorkerSide:
         if held is None:
             return
         held.chain += [self._names.of(block) for block in save.blocks]
-        if not self._thread.is_alive or self._waiting + len(save.block_ids) > self._most_waiting:
-            self.figures.dropped += len(save.block_ids)
+        room = self._most_waiting - self._waiting if self._thread.is_alive else 0
+        block_ids = save.block_ids[: max(0, room)]
+        self.figures.dropped += len(save.block_ids) - len(block_ids)
+        if not block_ids:
             return
-        job = self._begin_job(held, len(save.block_ids))
-        chain = tuple(held.chain[: save.first + len(save.block_ids)])
+        job = self._begin_job(held, len(block_ids))
+        chain = tuple(held.chain[: save.first + len(block_ids)])
         exact = held.lossy_from is None
-        outgoing = self._memory.outgoing(save.block_ids)
+        outgoing = self._memory.outgoing(block_ids)
         self._thread.begin(self._keep(save.request_id, held, job, chain, outgoing, exact))
 
     async def _keep(

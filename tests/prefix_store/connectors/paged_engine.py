@@ -160,6 +160,8 @@ class Setup:
     audit_every: int = 0
     seed: int = 1
     """Of the model."""
+    claimed_seed: int | None = None
+    """Of the model that the store takes it for; None: its own."""
 
 
 class PagedEngine:
@@ -202,7 +204,8 @@ class PagedEngine:
             audit_every=setup.audit_every,
             clock=self.clock,
         )
-        ranks = [Rank(rank, setup.store, setup.blocks, setup.seed, setup.memory) for rank in range(setup.ranks)]
+        claimed = setup.seed if setup.claimed_seed is None else setup.claimed_seed
+        ranks = [Rank(rank, setup.store, setup.blocks, claimed, setup.memory) for rank in range(setup.ranks)]
         self.workers = Workers(ranks, setup.seed)
 
     def clock(self) -> float:

@@ -7,7 +7,6 @@ import pickle
 import threading
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -75,7 +74,7 @@ class Rank:
     Args:
         config: of its store.
         num_blocks: of the engine.
-        seed: of the model.
+        seed: of the model that the store knows.
     """
 
     def __init__(self, rank: int, config: StoreConfig, num_blocks: int, seed: int, memory: Memory) -> None:
@@ -85,9 +84,9 @@ class Rank:
         tensors = list(whole) if memory == "one" else [layer.clone() for layer in whole]
         self._caches = [tensor.numpy() for tensor in tensors]
         self._snapshots: dict[int, bytes] = {}
-        self.opens = lambda: open_store(config, self.namespace(rank, seed), _LAYOUT)
-        self.thread: StoreThread[OpenStore] = StoreThread(self.opens)
-        self.names = PartNames(self.namespace(rank, seed))
+        namespace = xxhash.xxh3_128_digest(f"{rank} {seed}".encode())
+        self.thread: StoreThread[OpenStore] = StoreThread(lambda: open_store(config, namespace, _LAYOUT))
+        self.names = PartNames(namespace)
         self.memory: KvMemory = (
             DeviceMemory([tensor.view(torch.int32) for tensor in tensors], _LAYOUT)
             if memory == "device"
@@ -97,16 +96,6 @@ class Rank:
         self.side = WorkerSide(self.memory, num_blocks, self.thread, self.names)
         self.freeze(range(num_blocks))
         self._await_disk()
-
-    @staticmethod
-    def namespace(rank: int, seed: int) -> bytes:
-        """Of a worker's part of a model."""
-        return xxhash.xxh3_128_digest(f"{rank} {seed}".encode())
-
-    @staticmethod
-    def store(config: StoreConfig, rank: int, seed: int) -> AbstractAsyncContextManager[OpenStore]:
-        """The store of a worker's part, for others than the worker."""
-        return open_store(config, Rank.namespace(rank, seed), _LAYOUT)
 
     def execute(self, step: Step, sequences: dict[str, Sequence]) -> Output:
         """One step, in vLLM's order. Raises AssertionError for a wrong number in a block that is read."""
@@ -193,7 +182,7 @@ class Workers:
     """All of them, and what vLLM's executor makes of their outputs.
 
     Args:
-        seed: of the model.
+        seed: of the model that the store knows.
     """
 
     def __init__(self, ranks: Iterable[Rank], seed: int) -> None:

@@ -106,6 +106,15 @@ def test_more_than_a_quarter_of_the_blocks_do_not_wait_to_be_saved(start: Start)
     assert side.opened.store.figures.offered + side.figures.dropped == engine.planned_saves
 
 
+def test_of_more_blocks_than_may_wait_the_first_are_saved(start: Start) -> None:
+    """A step of a small engine may fill more than a quarter of its blocks."""
+    prompt = prompt_of(33)
+    engine = start(shares=False, blocks=20)
+    engine.ask(prompt)
+    assert engine.workers.ranks[0].side.figures.dropped == 3
+    assert start().ask(prompt).loaded == 20
+
+
 def test_a_preempted_requests_blocks_are_not_read_any_more(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are overwritten at once; what was not stored by then is not stored, and nothing wrong is."""
     engine = start(shares=False)
