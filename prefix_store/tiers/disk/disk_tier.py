@@ -230,7 +230,7 @@ class DiskTier:
         """See `Tier.close`. What is on disk stays."""
         workers = (self._finder, self._reader, self._writer, self._server, self._overseer)
         await asyncio.gather(*(worker.close() for worker in workers))
-        await asyncio.to_thread(self._maintenance.close)
+        await self._maintenance.close()
 
     def on_access_end(self, access: Access, last: Hashable) -> None:
         """An access, whose chain ended with this block, has its output length now."""

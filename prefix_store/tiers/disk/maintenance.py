@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,19 +73,22 @@ class MaintenanceThread:
         self._next_look = self._next_list = 0.0
         self._listing: Scan | None = None
         self._look_through: Iterator[ScanResult | None] | None = None
-        self._thread = threading.Thread(target=self._run, name="kv-disk-attend", daemon=True)
-        self._thread.start()
+        self._end: Future[None] = Future()
+        threading.Thread(target=self._run, name="kv-disk-attend", daemon=True).start()
 
     def wait(self, seconds: float) -> bool:
         """Wait while the evictor works; False when the tier is closing."""
         self._wanted.set()
         return not self._closing.wait(seconds)
 
-    def close(self) -> None:
-        """Leaves the folder; another process may evict then. Waits at most a few seconds if the disk hangs."""
+    async def close(self) -> None:
+        """Leaves the folder; another process may evict then. Waits at most a few seconds if the disk hangs.
+
+        It waits for no other thread than this one: at the end of a process none can be started.
+        """
         self._closing.set()
         self._wanted.set()
-        self._thread.join(_CLOSE_SECONDS)
+        await asyncio.wait([asyncio.wrap_future(self._end)], timeout=_CLOSE_SECONDS)
 
     def _run(self) -> None:
         while True:
@@ -103,8 +108,11 @@ class MaintenanceThread:
                 break
             self._wanted.wait(_TURN_SECONDS if self._look_through is None else _LIST_AT_ONCE_SECONDS)
             self._wanted.clear()
-        self._stop_evicting()
-        self._leave()
+        try:
+            self._stop_evicting()
+            self._leave()
+        finally:
+            self._end.set_result(None)
 
     def _run_once(self) -> None:
         if time.monotonic() >= self._next_look:
