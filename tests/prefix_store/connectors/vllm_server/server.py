@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -44,6 +45,17 @@ class VllmServer:
             "token_ids"
         ]
         return answer
+
+    async def abandon(self, body: Mapping[str, Any], seconds: float) -> None:
+        """Sends a request, and breaks its connection after so many seconds."""
+        host, port = self.url.removeprefix("http://").split(":")
+        data = json.dumps(body).encode()
+        _, writer = await asyncio.open_connection(host, int(port))
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(data)}\r\n"
+        writer.write(f"{head}content-type: application/json\r\n\r\n".encode() + data)
+        await writer.drain()
+        await asyncio.sleep(seconds)
+        writer.transport.abort()
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a figure's series that have these labels."""

@@ -113,18 +113,9 @@ async def test_requests_that_are_taken_back(server: VllmServer) -> None:
     tokens = prompt(7, 40 * BLOCK)
     server.complete(tokens)
     server.settle()
-    host, port = server.url.removeprefix("http://").split(":")
-    for place in range(30):
-        body = json.dumps({"model": "m", "prompt": tokens[: len(tokens) - place], "max_tokens": 64}).encode()
-        reader, writer = await asyncio.open_connection(host, int(port))
-        head = (
-            f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-        )
-        writer.write(f"{head}\r\n\r\n".encode() + body)
-        await writer.drain()
-        await asyncio.sleep(0.004 * place)  # at another moment each time
-        writer.transport.abort()
-        del reader
+    for place in range(30):  # at another moment each time
+        body = {"model": "m", "prompt": tokens[: len(tokens) - place], "max_tokens": 64}
+        await server.abandon(body, 0.004 * place)
     await until(lambda: server.metric("vllm:num_requests_running") + server.metric("vllm:num_requests_waiting") == 0)
     await until(lambda: server.metric("vllm:kv_cache_usage_perc") == 0)
     answer = await asyncio.to_thread(server.complete, tokens)
