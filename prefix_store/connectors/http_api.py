@@ -36,6 +36,11 @@ def token_blocks(block_size: int, tenants: Tenants, names: PartNames) -> BlocksO
     """Blocks by tokens and salt, as the scheduler's side names them and then a worker."""
 
     def blocks_of(prompt: Prompt) -> list[BlockId]:
+        if prompt.cache_salt and not tenants.is_lasting:
+            raise ValueError(
+                "cache_salt: without a secret only the engine's scheduler can name the blocks of salted prompts; "
+                "expected secret_file among the connector's options"
+            )
         keys = tenants.keys([f"cache_salt:{prompt.cache_salt}"] if prompt.cache_salt else [])
         ids = np.asarray(prompt.tokens, dtype=np.int32)
         hashes = keys.keys_of(ids)
@@ -52,7 +57,8 @@ class StoreApi:
     Args:
         opened: the store.
         block_size: tokens in a block.
-        blocks_of: the blocks that a prompt fills; OverflowError for a token that is none.
+        blocks_of: the blocks that a prompt fills; OverflowError for a token that is none, ValueError
+            where it cannot name them.
         describe: the state.
     """
 
@@ -132,6 +138,8 @@ class StoreApi:
             return prompt, self._blocks_of(prompt)
         except OverflowError as error:
             raise _BadRequest(f"tokens: {error}; expected numbers that fit in 32 bits") from error
+        except ValueError as error:
+            raise _BadRequest(str(error)) from error
 
 
 class _BadRequest(ValueError):

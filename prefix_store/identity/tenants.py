@@ -25,6 +25,8 @@ class Tenants:
     def __init__(self, block_size: int, root: bytes = bytes(16), secret: bytes | None = None) -> None:
         self.published = Published(root, block_size)
         """Prefixes that all tenants share."""
+        self.is_lasting = secret is not None
+        """Whether other processes, and this one after a restart, can make the same keys of tenants."""
         self._root = root
         self._block_size = block_size
         self._secret = secret or secrets.token_bytes(_SECRET_BYTES)
