@@ -17,7 +17,7 @@ CLIENTS := tests/clients/node_modules/.package-lock.json
 WITH_PATH := PATH="$(abspath $(BIN)):$$PATH"
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test soak chaos test-compose test-clients test-vllm test-gpu sbom lint format docs docs-serve bench bench-compare bench-semantic bench-gpu lock wheel clean
+.PHONY: help install serve test soak chaos test-compose test-clients test-vllm test-sglang test-gpu sbom lint format docs docs-serve bench bench-compare bench-semantic bench-gpu lock wheel clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,14 @@ VLLM := build/vllm
 test-vllm: $(INSTALLED) ## run the KV connector and the gateway with vLLM for CPUs; installs 2 GB in build/vllm
 	@$(BIN)/python -m tests.prefix_store.connectors.vllm_server.install $(VLLM)
 	@TEST_VLLM="$(abspath $(VLLM))" exec $(BIN)/python -m pytest tests/prefix_store/connectors/vllm_server tests/gateway/vllm $(ARGS)
+
+# These run in the environment itself, which has SGLang and what the backend needs of it.
+SGLANG := build/sglang
+
+test-sglang: $(INSTALLED) ## run the storage backend with SGLang's own cache classes; installs 2.5 GB in build/sglang
+	@$(BIN)/python -m tests.prefix_store.connectors.sglang.install $(SGLANG)
+	@KEEPGATE_SGLANG="$(abspath $(SGLANG))" exec $(SGLANG)/bin/python -m pytest \
+	  --confcutdir tests/prefix_store/connectors/sglang tests/prefix_store/connectors/sglang $(ARGS)
 
 # A machine with a GPU may have torch and Triton but no way to install more: there, its own Python runs these.
 ON_GPU = if $(PYTHON) -c 'import torch, triton; assert torch.cuda.is_available()' 2> /dev/null; \

@@ -67,8 +67,10 @@ _WITHOUT = ("audit", "public_prefix")
 _NO_DIGEST = bytes(2 * ID_BYTES)
 _TOKEN_SECONDS = 0.25 / 1024
 """What computing a token is assumed to take: SGLang, too, waits no longer for a stored one, by default."""
-_LONGEST_LOOKUP, _LONGEST_RESTORE, _LONGEST_KEEP, _LONGEST_CLEAR = 0.5, 6.0, 30.0, 60.0
+_LONGEST_LOOKUP, _LONGEST_RESTORE, _LONGEST_KEEP, _LONGEST_CLEAR = 1.0, 6.0, 32.0, 60.0
 """Seconds after which a call returns, whatever the store does; it has ends of its own, which are earlier."""
+_ASK_SECONDS = 0.5
+"""Within which a tier tells what it has. One that does not is not asked again until it has answered."""
 _SMALL_PAGE = 16
 _ONE_REQUEST_SECONDS = 30.0
 _REMEMBERED = 1024
@@ -228,7 +230,7 @@ class KeepgateStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not in
 
     async def _locate(self, opened: OpenStore, before: Sequence[str], keys: Sequence[str]) -> int:
         store, chain, first = opened.store, self._chain(before, keys), len(before)
-        location = await store.locate(chain)
+        location = await store.locate(chain, within=_ASK_SECONDS)
         if first and any(location.leading.values()):
             # Pages that SGLang has in its own memory are used, too.
             self._begin(store.touch(chain[:first], location, self._access(before, keys)))
@@ -240,15 +242,16 @@ class KeepgateStorage(HiCacheStorage):  # type: ignore[misc]  # SGLang is not in
 
     async def _restore(self, opened: OpenStore, pages: _Pages) -> int:
         store, chain = opened.store, self._chain(pages.before, pages.keys)
-        location, access = await store.locate(chain), self._access(pages.before, pages.keys)
+        location = await store.locate(chain, within=_ASK_SECONDS)
+        access = self._access(pages.before, pages.keys)
         return (await store.restore(chain, pages.segments, location, self._page_seconds, access, pages.cancel)).blocks
 
     async def _keep(self, opened: OpenStore, pages: _Pages) -> int:
         store, chain = opened.store, self._chain(pages.before, pages.keys)
         is_exact = self._store_config.lossy_codec is None
         await store.keep(chain, pages.segments, self._access(pages.before, pages.keys), is_exact, pages.cancel)
-        location = await store.locate(chain, everywhere=False)
-        return max(0, max(location.leading.values()) - len(pages.before))
+        location = await store.locate(chain, everywhere=False, within=_ASK_SECONDS)
+        return max(0, max(location.leading.values(), default=0) - len(pages.before))
 
     def _chain(self, before: Sequence[str], keys: Sequence[str]) -> list[BlockId]:
         """The pages of a prompt from its first one on, by SGLang's keys: each a SHA-256 of the one before it and of the

@@ -90,10 +90,12 @@ def device_pool(dtype: torch.dtype = torch.bfloat16) -> MHATokenToKVPool:
     )
 
 
-def host_pool(layout: str, dtype: torch.dtype = torch.bfloat16, device: MHATokenToKVPool | None = None) -> Any:
+def host_pool(
+    layout: str, dtype: torch.dtype = torch.bfloat16, device: MHATokenToKVPool | None = None, page: int = PAGE
+) -> Any:
     """Host memory for twice the pages of the engine."""
     info = (device or device_pool(dtype))._mha_buffer_info()
-    return MHATokenToKVPoolHost(info, 2.0, 0, PAGE, layout, **_sizes())
+    return MHATokenToKVPoolHost(info, 2.0, 0, page, layout, **_sizes())
 
 
 def mla_pool(layout: str) -> Any:
@@ -120,7 +122,7 @@ def rows(pool: Any, slots: torch.Tensor) -> torch.Tensor:
 def fill(pool: Any, slots: torch.Tensor, numbers: torch.Tensor) -> None:
     """Puts numbers, as ``rows`` gives them, into a host pool."""
     buffer, (page, token) = pool.kv_buffer, (slots // PAGE, slots % PAGE)
-    data = _permuted(pool, numbers, back=True)
+    data = _permuted(pool, numbers)
     if pool.layout == "layer_first":
         buffer[..., slots, :, :] = data.movedim(0, -3)
     elif isinstance(pool, MLATokenToKVPoolHost):
@@ -135,6 +137,7 @@ def fill(pool: Any, slots: torch.Tensor, numbers: torch.Tensor) -> None:
 
 
 def _read(pool: Any, slots: torch.Tensor) -> torch.Tensor:
+    buffer: torch.Tensor
     buffer, (page, token) = pool.kv_buffer, (slots // PAGE, slots % PAGE)
     if pool.layout == "layer_first":
         return buffer[..., slots, :, :].movedim(-3, 0)
@@ -143,7 +146,7 @@ def _read(pool: Any, slots: torch.Tensor) -> torch.Tensor:
     return buffer[:, slots].movedim(1, 0) if pool.layout == "page_first" else buffer[:, page, :, token]
 
 
-def _permuted(pool: Any, numbers: torch.Tensor, back: bool = False) -> torch.Tensor:
+def _permuted(pool: Any, numbers: torch.Tensor) -> torch.Tensor:
     """In a page of `page_head` heads come before layers."""
     return numbers.transpose(2, 3) if pool.layout == "page_head" else numbers
 
@@ -161,7 +164,8 @@ def random_numbers(pool: Any, tokens: int, seed: int = 0) -> torch.Tensor:
 
 def is_equal(some: torch.Tensor, other: torch.Tensor) -> bool:
     """Bit for bit."""
-    return bool(np.array_equal(*(tensor.contiguous().view(torch.uint8).numpy() for tensor in (some, other))))
+    one, two = (tensor.contiguous().view(torch.uint8).numpy() for tensor in (some, other))
+    return np.array_equal(one, two)
 
 
 def slots_of(first_page: int, pages: int) -> torch.Tensor:

@@ -45,7 +45,8 @@ def fetch(backend: KeepgateStorage, first_page: int = 0) -> int:
     """Has SGLang fetch the pages into an empty pool; returns how many it has then."""
     backend.mem_pool_host.kv_buffer.zero_()
     sglang = SimpleNamespace(storage_backend=backend)
-    return HiCacheController._page_get_zero_copy(sglang, OPERATION, KEYS, slots_of(first_page, PAGES), after([]))
+    slots = slots_of(first_page, PAGES)
+    return int(HiCacheController._page_get_zero_copy(sglang, OPERATION, KEYS, slots, after([])))
 
 
 @pytest.mark.parametrize("layout", MHA_LAYOUTS)

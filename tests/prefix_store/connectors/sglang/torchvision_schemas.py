@@ -7,10 +7,11 @@ so a schema of each is enough: nobody here calls them.
 import importlib.util
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 
-_LIBRARY = torch.library.Library("torchvision", "DEF")
+_LIBRARY: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
 
 
 def define() -> None:
