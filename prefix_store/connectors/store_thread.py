@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -67,14 +68,18 @@ class StoreThread(Generic[T]):
         task = asyncio.get_running_loop().create_task(_contained(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda task: work.close())  # it may have been cancelled before it began
 
     async def _run(self, opens: Callable[[], AbstractAsyncContextManager[T]]) -> None:
+        _use_all_processors()
         try:
             async with opens() as value:
                 self._loop = asyncio.get_running_loop()
                 self._opened.set_result(value)
-                await self._end.wait()
-                self._loop = None
+                try:
+                    await self._end.wait()
+                finally:
+                    self._loop = None
                 if self._tasks:
                     await asyncio.wait(self._tasks, timeout=_LAST_SECONDS)
                 for task in self._tasks:
@@ -85,8 +90,12 @@ class StoreThread(Generic[T]):
                 log.exception("the prefix store has ended; prompts are computed from now on")
             else:
                 self._opened.set_exception(error)
-        finally:
-            self._loop = None
+
+
+def _use_all_processors() -> None:
+    """An engine may have pinned its thread, and with it those that it starts, to the processor that computes."""
+    with contextlib.suppress(AttributeError, OSError):  # no Linux; not allowed
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
 async def _contained(work: Coroutine[Any, Any, None]) -> None:
