@@ -59,6 +59,7 @@ OPTIONAL_FIGURES = {
     "semantic_languages": "semantic.languages",
     "vllm_ttft": "prefix.vllm_ttft",
     "vllm_cost": "prefix.vllm_cost",
+    "vllm_agreement": "prefix.vllm_agreement",
 }
 
 
