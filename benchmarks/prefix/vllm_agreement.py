@@ -15,7 +15,7 @@ _PROMPTS, _AT_ONCE, _ANSWER = 32, 8, 32
 _SHORTEST, _LONGEST = 200, 1_200
 _METHOD = f"""\
 SmolLM2-135M on vLLM 0.32 for CPUs in bfloat16, greedy: {_PROMPTS} prompts of {_SHORTEST} to {_LONGEST} random tokens in
-every round, answers of {_ANSWER} tokens. The reference is what vLLM without a connector answers to one prompt at a time.
+every round, answers of {_ANSWER} tokens. The reference is what vLLM without a connector answers, one prompt at a time.
 The figure is the share of answers that have another token anywhere: of the same vLLM, {_AT_ONCE} prompts at a time; and
 of one with the connector, one prompt at a time, whose whole blocks are restored from host memory."""
 
