@@ -39,7 +39,7 @@ def test_without_an_audit_they_would_be_used(start: Start) -> None:
     prompt = prompt_of(21)
     start(seed=2, claimed_seed=1).ask(prompt)
     engine = start()
-    with pytest.raises(AssertionError, match="numbers of tokens .* are wrong"):
+    with pytest.raises(AssertionError, match=r"numbers of tokens .* are wrong"):
         engine.ask(prompt)
 
 
