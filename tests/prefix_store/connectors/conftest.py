@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from prefix_store.store.config import StoreConfig
-from tests.prefix_store.connectors.paged_engine import PagedEngine, Setup, paged_engine
+from tests.prefix_store.connectors.paged_engine.engine import PagedEngine, Setup, paged_engine
 
 Start = Callable[..., PagedEngine]
 """Starts an engine: ``start(memory_bytes=…, disk=…, **setup)``. Without either it has the disk of the test."""

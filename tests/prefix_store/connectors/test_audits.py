@@ -3,9 +3,9 @@
 import pytest
 
 from tests.prefix_store.connectors.conftest import Start
-from tests.prefix_store.connectors.faults import files_of
-from tests.prefix_store.connectors.paged_engine import Request, Status
-from tests.prefix_store.connectors.prompts import prompt_of
+from tests.prefix_store.connectors.paged_engine.engine import Request, Status
+from tests.prefix_store.connectors.paged_engine.faults import files_of
+from tests.prefix_store.connectors.paged_engine.prompts import prompt_of
 
 
 @pytest.mark.parametrize("memory", ["one", "layers", "device"])

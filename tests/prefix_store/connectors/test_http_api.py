@@ -23,8 +23,8 @@ from prefix_store.store.config import StoreConfig
 from prefix_store.store.open_store import OpenStore, open_store
 from prefix_store.tiers.cancellation import CancelToken
 from tests.cache.valkey import Valkey
-from tests.prefix_store.connectors.paged_engine import SECRET
-from tests.prefix_store.connectors.toy_model import BLOCK
+from tests.prefix_store.connectors.paged_engine.engine import SECRET
+from tests.prefix_store.connectors.paged_engine.toy_model import BLOCK
 from tests.prefix_store.tiers.blocks import LAYOUT, NAMESPACE, Memory
 
 PROMPT = list(range(BLOCK * 5 + 1))

@@ -8,10 +8,10 @@ import pytest
 
 from prefix_store.connectors import worker
 from tests.prefix_store.connectors.conftest import Start
-from tests.prefix_store.connectors.faults import blocked_loop, files_of, flip, hanging, wait_until
-from tests.prefix_store.connectors.paged_engine import PagedEngine, Request, Status
-from tests.prefix_store.connectors.prompts import prompt_of
-from tests.prefix_store.connectors.toy_model import answer_of
+from tests.prefix_store.connectors.paged_engine.engine import PagedEngine, Request, Status
+from tests.prefix_store.connectors.paged_engine.faults import blocked_loop, files_of, flip, hanging, wait_until
+from tests.prefix_store.connectors.paged_engine.prompts import prompt_of
+from tests.prefix_store.connectors.paged_engine.toy_model import answer_of
 
 
 @pytest.mark.parametrize("memory", ["one", "layers", "device"])

@@ -7,8 +7,8 @@ import pytest
 
 from prefix_store.connectors.transfers import PartNames
 from tests.prefix_store.connectors.conftest import Start
-from tests.prefix_store.connectors.paged_engine import Request
-from tests.prefix_store.connectors.prompts import prompt_of
+from tests.prefix_store.connectors.paged_engine.engine import Request
+from tests.prefix_store.connectors.paged_engine.prompts import prompt_of
 
 
 def item_at(offset: int) -> Any:

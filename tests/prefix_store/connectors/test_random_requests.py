@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from prefix_store.store.config import StoreConfig
-from tests.prefix_store.connectors.paged_engine import PagedEngine, Request, Setup, Status, paged_engine
-from tests.prefix_store.connectors.paged_workers import Memory
-from tests.prefix_store.connectors.toy_model import BLOCK, VOCABULARY, answer_of
+from tests.prefix_store.connectors.paged_engine.engine import PagedEngine, Request, Setup, Status, paged_engine
+from tests.prefix_store.connectors.paged_engine.toy_model import BLOCK, VOCABULARY, answer_of
+from tests.prefix_store.connectors.paged_engine.workers import Memory
 
 _OPERATIONS = 300
 _LONGEST = 60

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 import pytest
 
 from prefix_store.connectors import worker
+from prefix_store.connectors.transfers import Audit, Load, Save, StepPlan
 from prefix_store.frames.segments import Segments
 from tests.prefix_store.connectors.conftest import Start
-from tests.prefix_store.connectors.faults import blocked_loop, files_of, hanging
-from tests.prefix_store.connectors.paged_engine import Request, Status
-from tests.prefix_store.connectors.prompts import prompt_of
-from tests.prefix_store.connectors.toy_model import BLOCK, answer_of
+from tests.prefix_store.connectors.paged_engine.engine import Request, Status
+from tests.prefix_store.connectors.paged_engine.faults import blocked_loop, files_of, hanging
+from tests.prefix_store.connectors.paged_engine.prompts import prompt_of
+from tests.prefix_store.connectors.paged_engine.toy_model import BLOCK, answer_of
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 21])
@@ -113,6 +114,25 @@ def test_of_more_blocks_than_may_wait_the_first_are_saved(start: Start) -> None:
     engine.ask(prompt)
     assert engine.workers.ranks[0].side.figures.dropped == 3
     assert start().ask(prompt).loaded == 20
+
+
+def test_a_worker_ends_what_it_does_not_know(start: Start) -> None:
+    """Where a plan was lost, the engine waits for none of its requests."""
+    side = start().workers.ranks[0].side
+    plan = StepPlan(
+        loads=[Load("unknown", 1, (5, 6))],
+        saves=[Save("unknown", (), 0, (1, 2))],
+        audits=[Audit("unknown", 0, (1, 2))],
+        preempted=["unknown"],
+        aborted=["unknown"],
+        ended={"unknown": (True, 3), "other": (False, 3)},
+    )
+    side.before_step(plan)
+    side.begin(plan)
+    side.load(plan)
+    side.save(plan)
+    assert side.collect(is_idle=False) == ({"unknown"}, {"unknown"})
+    assert side.failed_blocks() == {5, 6}
 
 
 def test_a_preempted_requests_blocks_are_not_read_any_more(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from prefix_store.connectors import store_thread
 from prefix_store.connectors.store_thread import StoreThread
-from tests.prefix_store.connectors.faults import wait_until
+from tests.prefix_store.connectors.paged_engine.faults import wait_until
 
 
 class Opened:

@@ -2,7 +2,7 @@
 
 import itertools
 
-from tests.prefix_store.connectors.toy_model import VOCABULARY
+from tests.prefix_store.connectors.paged_engine.toy_model import VOCABULARY
 
 _numbers = itertools.count()
 

@@ -21,8 +21,8 @@ from prefix_store.frames.block_id import BlockId
 from prefix_store.identity.tenants import Tenants
 from prefix_store.store.chain import Chain
 from prefix_store.store.config import StoreConfig
-from tests.prefix_store.connectors.paged_workers import Memory, Output, Rank, Step, Workers
-from tests.prefix_store.connectors.toy_model import BLOCK, STOP, answer_of
+from tests.prefix_store.connectors.paged_engine.toy_model import BLOCK, STOP, answer_of
+from tests.prefix_store.connectors.paged_engine.workers import Memory, Output, Rank, Step, Workers
 
 SECRET = "one secret of all engines"
 _TOKEN_SECONDS = 0.002

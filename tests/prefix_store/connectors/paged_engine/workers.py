@@ -23,7 +23,7 @@ from prefix_store.store.config import StoreConfig
 from prefix_store.store.open_store import OpenStore, open_store
 from prefix_store.store.owners import DISK
 from prefix_store.tiers.disk.disk_tier import DiskTier
-from tests.prefix_store.connectors.toy_model import BLOCK, CONTENT, HEADS, LAYERS, Sequence
+from tests.prefix_store.connectors.paged_engine.toy_model import BLOCK, CONTENT, HEADS, LAYERS, Sequence
 
 Memory = Literal["layers", "one", "device"]
 """Tensors of layers in storages of their own, or in one, or such that are copied by way of staging memory."""

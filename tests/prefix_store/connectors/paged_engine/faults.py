@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.prefix_store.connectors.paged_engine import PagedEngine
-from tests.prefix_store.connectors.paged_workers import Rank
+from tests.prefix_store.connectors.paged_engine.engine import PagedEngine
+from tests.prefix_store.connectors.paged_engine.workers import Rank
 
 
 def files_of(engine: PagedEngine, tokens: list[int], salt: str | None = None, rank: int = 0) -> list[Path]:

@@ -1,0 +1,98 @@
+"""Which models and settings of vLLM the connector refuses, on stand-ins for vLLM's configuration."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from prefix_store.connectors.vllm_support import check_setup, check_version
+
+
+class FullAttentionSpec(SimpleNamespace):
+    """Named as vLLM's."""
+
+
+class MLAAttentionSpec(FullAttentionSpec):
+    """Named as vLLM's."""
+
+
+class UniformTypeKVCacheSpecs(SimpleNamespace):
+    """Named as vLLM's: layers of one kind that differ in size."""
+
+
+class MambaSpec(SimpleNamespace):
+    """Named as vLLM's."""
+
+
+def group(spec: Any = None) -> Any:
+    return SimpleNamespace(kv_cache_spec=FullAttentionSpec(sliding_window=None) if spec is None else spec)
+
+
+def setup(*groups: Any, **changes: Any) -> tuple[Any, Any]:
+    """A ``VllmConfig`` and a ``KVCacheConfig``; changes are named ``part__field``."""
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(model="a/model", is_encoder_decoder=False),
+        parallel_config=SimpleNamespace(
+            pipeline_parallel_size=1, decode_context_parallel_size=1, prefill_context_parallel_size=1
+        ),
+        kv_transfer_config=SimpleNamespace(kv_load_failure_policy="fail"),
+        load_config=SimpleNamespace(load_format="auto"),
+        cache_config=SimpleNamespace(),
+        speculative_config=None,
+    )
+    for name, value in changes.items():
+        part, _, field = name.partition("__")
+        setattr(getattr(config, part) if field else config, field or part, value)
+    return config, SimpleNamespace(kv_cache_groups=list(groups) or [group()])
+
+
+@pytest.mark.parametrize("spec", [FullAttentionSpec(), MLAAttentionSpec(attention_chunk_size=None)])
+def test_full_attention_is_taken(spec: Any) -> None:
+    """Blocks that fail to load are computed, though vLLM would fail the request."""
+    config, caches = setup(group(spec))
+    check_setup(config, caches)
+    assert config.kv_transfer_config.kv_load_failure_policy == "recompute"
+
+
+@pytest.mark.parametrize("method", ["ngram", "ngram_gpu", "suffix"])
+def test_drafts_without_a_cache_are_taken(method: str) -> None:
+    """They change no block."""
+    check_setup(*setup(speculative_config=SimpleNamespace(method=method)))
+
+
+@pytest.mark.parametrize(
+    ("groups", "changes", "message"),
+    [
+        ([], {"model_config__is_encoder_decoder": True}, "a/model has an encoder"),
+        ([group(), group(MambaSpec())], {}, r"a/model is a hybrid model.*FullAttentionSpec, MambaSpec"),
+        ([group(FullAttentionSpec(sliding_window=4096))], {}, "a/model has layers with sliding_window 4096"),
+        (
+            [group(FullAttentionSpec(attention_chunk_size=8192))],
+            {},
+            "a/model has layers with attention_chunk_size 8192",
+        ),
+        (
+            [group(UniformTypeKVCacheSpecs(kv_cache_specs={"1": FullAttentionSpec(sliding_window=512)}))],
+            {},
+            "a/model has layers with sliding_window 512",
+        ),
+        ([group(MambaSpec())], {}, "a/model has a KV cache of MambaSpec; expected full attention"),
+        ([], {"load_config__load_format": "dummy"}, "--load-format dummy"),
+        ([], {"cache_config__calculate_kv_scales": True}, "--calculate-kv-scales"),
+        ([], {"parallel_config__pipeline_parallel_size": 2}, "--pipeline-parallel-size 2: expected 1"),
+        ([], {"parallel_config__decode_context_parallel_size": 4}, "--decode-context-parallel-size 4: expected 1"),
+        ([], {"parallel_config__prefill_context_parallel_size": 2}, "--prefill-context-parallel-size 2: expected 1"),
+        ([], {"speculative_config": SimpleNamespace(method="eagle3")}, "--speculative-config: method is eagle3"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused(groups: list[Any], changes: dict[str, Any], message: str) -> None:
+    """The message names the model or the option, and what is expected."""
+    with pytest.raises(ValueError, match=message) as raised:
+        check_setup(*setup(*groups, **changes))
+    assert "expected" in str(raised.value)
+
+
+def test_a_vllm_without_the_interface_is_refused() -> None:
+    """Here there is none at all; the message says which versions were tested."""
+    with pytest.raises(ValueError, match=r"vLLM 0\.9\.1 has no vllm\..*KVConnectorBase_V1; .* tested with 0\.32"):
+        check_version("0.9.1")
