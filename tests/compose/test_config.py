@@ -1,6 +1,8 @@
 """What compose.yaml and Dockerfile ask for; nothing is built or started."""
 
+import json
 import re
+import shlex
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,13 @@ import yaml
 from backend.commands.command_line import Parser
 from backend.commands.serve import add_arguments
 from gateway.settings.sources import load
+from prefix_store.connectors.options import read_options
+from prefix_store.connectors.vllm_support import TESTED
 
 ROOT = Path(__file__).resolve().parents[2]
 BACKENDS = ("backend", "backend-gpu")
-GATEWAYS = ("gateway", "gateway-semantic", "gateway-gpu", "gateway-vllm")
+GATEWAYS = ("gateway", "gateway-semantic", "gateway-gpu", "gateway-vllm", "gateway-vllm-cpu")
+VLLMS = ("vllm-1", "vllm-2", "vllm-cpu-1", "vllm-cpu-2")
 EVERYWHERE = "0.0.0.0"  # noqa: S104  # within a container
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
 SERVICES: dict[str, Any] = COMPOSE["services"]
@@ -27,6 +32,12 @@ VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 @pytest.fixture(scope="module")
 def services() -> dict[str, Any]:
     return SERVICES
+
+
+def aliases(service: str, network: str) -> list[str]:
+    """The names that a service has in a network beside its own."""
+    networks = SERVICES[service].get("networks", {})
+    return networks[network].get("aliases", []) if isinstance(networks, dict) and network in networks else []
 
 
 def with_defaults(value: Any) -> Any:
@@ -117,11 +128,25 @@ def test_the_dockerfile_has_one_base_of_an_exact_version() -> None:
     assert re.findall(r"(?m)^USER (\S+)$", text)[-1] == "10001:10001"
 
 
+def test_the_images_with_vllm_have_a_version_that_was_tested() -> None:
+    """The official one, with which Kubernetes starts too; and that for CPUs on the base of the others."""
+    text = (ROOT / "deploy/vllm/Dockerfile").read_text(encoding="utf-8")
+    main = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    bases = dict(re.findall(r"(?m)^ARG (\w+_IMAGE)=(\S+)$", text))
+    assert f"ARG PYTHON_IMAGE={bases['PYTHON_IMAGE']}\n" in main
+    assert bases["VLLM_IMAGE"].startswith(tuple(f"vllm/vllm-openai:v{version}." for version in TESTED))
+    manifest = (ROOT / "deploy/kubernetes/overlays/vllm/vllm.yaml").read_text(encoding="utf-8")
+    assert bases["VLLM_IMAGE"].rpartition(":")[2] in manifest
+    stages = re.findall(r"(?m)^FROM (\S+) AS (\S+)$", text)
+    assert stages[-1] == ("${VLLM_IMAGE}", "gpu")  # it cannot be had everywhere, and old builders build all before it
+    assert re.findall(r"(?m)^USER (\S+)$", text)[-1] == "10001:10001"
+
+
 def test_redis_is_out_of_reach_of_apps(services: dict[str, Any]) -> None:
     """Its network leads nowhere else, and only gateways and engines are on it."""
     assert COMPOSE["networks"]["store"] == {"internal": True}
     on_it = {name for name, service in services.items() if "store" in service.get("networks", ())}
-    assert on_it == {"redis", *BACKENDS, *GATEWAYS}
+    assert on_it == {"redis", *BACKENDS, *VLLMS, *GATEWAYS}
     assert services["redis"]["networks"] == ["store"]
 
 
@@ -155,8 +180,10 @@ def test_gateways_have_settings_that_are_some(name: str, tmp_path: Path) -> None
 def test_gateways_can_be_found_by_one_name(name: str) -> None:
     """By Prometheus and apps, whichever of them runs; and what is asked by default is what is waited for."""
     assert SERVICES[name]["networks"]["default"]["aliases"] == ["keepgate"]
-    upstream = urlsplit(with_defaults(SERVICES[name]["environment"]["KEEPGATE_UPSTREAMS"]))
-    assert upstream.hostname in SERVICES[name]["depends_on"]
+    asked = with_defaults(SERVICES[name]["environment"]["KEEPGATE_UPSTREAMS"])
+    urls = [upstream["url"] for upstream in json.loads(asked)] if asked.startswith("[") else [asked]
+    known = [name_of for service in SERVICES[name]["depends_on"] for name_of in (service, *aliases(service, "default"))]
+    assert {urlsplit(url).hostname for url in urls} <= set(known)
 
 
 def test_no_secret_is_in_a_variable(services: dict[str, Any]) -> None:
@@ -190,15 +217,56 @@ def test_volumes_are_declared_and_used(services: dict[str, Any]) -> None:
     assert all((ROOT / mount.partition(":")[0]).is_dir() for mount in mounts if mount.startswith("./"))
 
 
-@pytest.mark.parametrize("engine", ["backend-gpu", "vllm"])
-def test_a_profile_with_a_gpu_reserves_a_device(services: dict[str, Any], engine: str) -> None:
-    """For the engine that its gateway waits for and asks."""
-    gateway = services[engine.replace("backend", "gateway") if engine == "backend-gpu" else f"gateway-{engine}"]
-    assert services[engine]["profiles"] == gateway["profiles"]
-    assert services[engine]["deploy"]["resources"]["reservations"]["devices"] == [
-        {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
-    ]
-    assert set(gateway["depends_on"]) == {"prepare", "redis", engine}
+@pytest.mark.parametrize(
+    ("gateway", "engines"), [("gateway-gpu", ["backend-gpu"]), ("gateway-vllm", ["vllm-1", "vllm-2"])]
+)
+def test_a_profile_with_a_gpu_reserves_devices(services: dict[str, Any], gateway: str, engines: list[str]) -> None:
+    """One for each engine that its gateway waits for and asks."""
+    wanted = [with_defaults(services[engine]["deploy"])["resources"]["reservations"]["devices"] for engine in engines]
+    for (device,), engine in zip(wanted, engines, strict=True):
+        assert services[engine]["profiles"] == services[gateway]["profiles"]
+        assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+    if len(engines) > 1:
+        assert [device["device_ids"] for (device,) in wanted] == [[str(place)] for place in range(len(engines))]
+    assert set(services[gateway]["depends_on"]) == {"prepare", "redis", *engines}
+
+
+def options_of(name: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """What a vLLM is told of its connector, of its events, and the options of the connector."""
+    shell, _, script, _ = with_defaults(SERVICES[name]["entrypoint"])
+    assert shell == "sh"
+    words = shlex.split(script.replace("$$HOSTNAME", SERVICES[name]["hostname"]).replace("\\\n", " "))
+    transfer = json.loads(words[words.index("--kv-transfer-config") + 1])
+    events = json.loads(words[words.index("--kv-events-config") + 1])
+    return transfer, events, transfer["kv_connector_extra_config"]
+
+
+@pytest.mark.parametrize("name", VLLMS)
+def test_vllms_share_what_they_prefilled(name: str) -> None:
+    """On the volume of the engines, with their secret and their index; where they publish is where vLLM listens."""
+    transfer, events, given = options_of(name)
+    assert transfer["kv_connector_module_path"] == "prefix_store.connectors.vllm"
+    options, engine = read_options(given), told(SERVICES["backend"])
+    assert options.disk == str(engine.prefix_disk)
+    assert options.secret_file == str(engine.prefix_secret_file)
+    assert options.index == engine.prefix_index
+    assert any(mount == "prefixes:/home/keepgate/prefixes" for mount in SERVICES[name]["volumes"])
+    assert (events["endpoint"], events["replay_endpoint"]) == ("tcp://*:5557", "tcp://*:5558")
+
+
+@pytest.mark.parametrize("name", VLLMS)
+def test_stores_of_vllm_are_out_of_reach_of_apps(name: str) -> None:
+    """The name that they listen at is one of the network of Redis alone; gateways know them by it."""
+    _, _, given = options_of(name)
+    host = urlsplit(given["address"]).hostname
+    assert aliases(name, "store") == [host]
+    assert host not in aliases(name, "default")
+    assert "listen" not in given
+    gateway = "gateway-vllm-cpu" if "cpu" in name else "gateway-vllm"
+    upstreams = json.loads(SERVICES[gateway]["environment"]["KEEPGATE_UPSTREAMS"])
+    (own,) = (each for each in upstreams if each["prefix_url"] == given["address"])
+    assert urlsplit(own["url"]).hostname in (name, *aliases(name, "default"))
+    assert own["kv_events"] == "auto"
 
 
 def test_the_engine_on_a_gpu_is_the_same_image(services: dict[str, Any]) -> None:
