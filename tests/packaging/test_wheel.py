@@ -135,7 +135,7 @@ def test_wheel_says_what_it_needs_and_under_which_licence(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     [folder] = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
     metadata = archive.read(f"{folder}/METADATA").decode()
-    extras = {"backend", "cuda", "embedded", "encryption", "kv-events", "mooncake", "semantic", "tracing"}
+    extras = {"backend", "cuda", "embedded", "encryption", "kv-events", "mooncake", "semantic", "tracing", "vllm"}
     assert set(re.findall(r"^Provides-Extra: (.*)$", metadata, re.MULTILINE)) == extras
     assert "License-Expression: Apache-2.0" in metadata
     assert f"{folder}/licenses/LICENSE" in archive.namelist()
