@@ -54,15 +54,20 @@ def write(backend: KeepgateStorage) -> None:
 
 @contextmanager
 def hanging(file: Path) -> Iterator[None]:
-    """Whoever opens the file waits until the end of this, and finds nothing in it then."""
+    """Whoever opens the file waits until the end of this, and reads what was there."""
+    kept = file.read_bytes()
     file.unlink()
     os.mkfifo(file)
     try:
         yield
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.close(os.open(file, os.O_RDWR | os.O_NONBLOCK))
-            file.unlink()
+        with contextlib.suppress(OSError):  # nobody has opened it
+            pipe = os.open(file, os.O_WRONLY | os.O_NONBLOCK)
+            os.write(pipe, kept)
+            os.close(pipe)
+        again = file.with_name("again")
+        again.write_bytes(kept)
+        again.replace(file)
 
 
 @contextmanager
@@ -137,7 +142,6 @@ def test_a_place_that_has_recovered_is_found_again(backend: KeepgateStorage, dis
     with hanging(files_of(disk, backend, KEYS)[3]):
         assert fetched(backend) == 3
     wait_for_reads(backend)
-    write(backend)
     assert backend._thread is not None
     times = backend._thread.value.store.times["disk"]
     assert backend.batch_exists(KEYS, after([])) == 0
