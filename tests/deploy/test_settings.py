@@ -2,6 +2,7 @@
 
 import base64
 import inspect
+import json
 import re
 from argparse import Namespace
 from pathlib import Path
@@ -19,6 +20,8 @@ from gateway.settings.settings import Settings
 from gateway.settings.sources import load
 from gateway.upstreams.identity import check_api_keys
 from gateway.upstreams.mock import MockUpstream
+from prefix_store.connectors.options import read_options
+from prefix_store.store.options import read_size
 from tests.deploy.kustomization import KUBERNETES, Manifest, Rendering
 from tests.deploy.network import Address, Pod, allows
 from tests.gateway.client import Client, chat
@@ -135,7 +138,7 @@ def test_every_upstream_is_a_replica_that_can_be_reached(overlay: Rendering, tmp
     policies = overlay.of("NetworkPolicy")
     named = []
     for server in settings.servers:
-        for url in filter(None, (server.url, server.kv_events)):
+        for url in filter(None, (server.url, server.kv_events, server.prefix_url)):
             parts = urlsplit(url)
             assert parts.hostname is not None
             if parts.hostname.endswith(".com"):
@@ -245,6 +248,30 @@ def test_the_engine_accepts_its_options(name: str) -> None:
     assert claims[mounts["/home/keepgate/.cache"]]
     engine = labels_of(workload)
     assert allows(overlay.of("NetworkPolicy"), engine, engine, options.port)
+
+
+def test_the_prefix_store_under_vllm_accepts_its_options() -> None:
+    """Like the engine's: on a volume that is large enough, with the secret, at a port that other replicas reach."""
+    overlay = Rendering(KUBERNETES / "overlays" / "vllm")
+    workload = overlay.one("StatefulSet", "keepgate-vllm")
+    container = container_of(workload)
+    (word,) = (word for word in container["args"] if word.startswith("--kv-transfer-config="))
+    transfer = json.loads(word.partition("=")[2].replace("$(POD_NAME)", "keepgate-vllm-0"))
+    assert transfer["kv_connector_module_path"] == "prefix_store.connectors.vllm"
+    options = read_options(transfer["kv_connector_extra_config"])
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    claims = {c["metadata"]["name"]: c["spec"]["resources"]["requests"]["storage"] for c in claims_of(workload)}
+    assert options.disk is not None
+    volume = int(claims[mounts[str(Path(options.disk).parent)]].removesuffix("Gi")) * 2**30
+    assert read_size(str(options.disk_size)) <= 0.9 * volume
+    assert options.secret_file == f"{SECRETS}prefix-secret"
+    at = urlsplit(options.address)
+    assert (at.hostname, options.name) == ("keepgate-vllm-0.keepgate-vllm", "keepgate-vllm-0")
+    assert at.port in [port["containerPort"] for port in container["ports"]]
+    assert at.port is not None
+    vllm = labels_of(workload)
+    assert allows(overlay.of("NetworkPolicy"), vllm, vllm, at.port)
+    assert allows(overlay.of("NetworkPolicy"), vllm, Address("10.20.30.40"), 6379)
 
 
 def claims_of(workload: Manifest) -> list[Manifest]:
