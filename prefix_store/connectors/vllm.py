@@ -33,7 +33,7 @@ from prefix_store.connectors.store_thread import StoreThread
 from prefix_store.connectors.transfers import PartNames, StepPlan, StepReport
 from prefix_store.connectors.vllm_fingerprint import fingerprint_of
 from prefix_store.connectors.vllm_statistics import StorePromMetrics, StoreReporter, StoreStats
-from prefix_store.connectors.vllm_support import check_setup, check_version
+from prefix_store.connectors.vllm_support import check_codecs, check_setup, check_version
 from prefix_store.connectors.worker import WorkerSide
 from prefix_store.identity.tenants import Tenants
 from prefix_store.store.description import describe_store
@@ -106,6 +106,7 @@ class KeepgateConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._options = options
         self._block_size: int = vllm_config.cache_config.block_size
         config = options.config(self._rank)
+        check_codecs(config)
         self._tenants = Tenants(self._block_size, _ROOT, config.secret.encode() or None)
         publish(options.public_prefix, vllm_config.model_config, self._tenants.published)
         self._scheduler: SchedulerSide | None = None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from prefix_store.store.config import StoreConfig
+
 log = logging.getLogger(__name__)
 
 TESTED = ("0.32",)
@@ -97,6 +99,13 @@ def check_setup(config: Any, kv_cache_config: Any) -> None:
     if transfer.kv_load_failure_policy != "recompute":
         # Its default fails the request.
         transfer.kv_load_failure_policy = "recompute"
+
+
+def check_codecs(config: StoreConfig) -> None:
+    """Raises ValueError for a codec that reads a block's numbers: their order in it is each attention kernel's own."""
+    for name, codec in config.codecs.items():
+        if not codec.is_exact:
+            raise ValueError(f"{name} is {codec.name}, expected plain: vLLM's kernels have orders of their own in a block")
 
 
 def _tested() -> str:

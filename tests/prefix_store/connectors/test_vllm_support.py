@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from prefix_store.connectors.vllm_support import check_setup, check_version
+from prefix_store.codecs.registry import codec_named
+from prefix_store.connectors.vllm_support import check_codecs, check_setup, check_version
+from prefix_store.store.config import StoreConfig
 
 
 class FullAttentionSpec(SimpleNamespace):
@@ -90,6 +92,13 @@ def test_what_cannot_be_stored_is_refused(groups: list[Any], changes: dict[str, 
     with pytest.raises(ValueError, match=message) as raised:
         check_setup(*setup(*groups, **changes))
     assert "expected" in str(raised.value)
+
+
+def test_lossy_codecs_are_refused() -> None:
+    """They would read the numbers of a block, whose order is the kernel's own."""
+    check_codecs(StoreConfig(memory_bytes=2**20))
+    with pytest.raises(ValueError, match="memory_codec is int8, expected plain"):
+        check_codecs(StoreConfig(memory_bytes=2**20, memory_codec=codec_named("int8")))
 
 
 def test_a_vllm_without_the_interface_is_refused() -> None:
