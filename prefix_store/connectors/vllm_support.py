@@ -105,7 +105,7 @@ def check_codecs(config: StoreConfig) -> None:
     """Raises ValueError for a codec that reads a block's numbers: their order in it is each attention kernel's own."""
     for name, codec in config.codecs.items():
         if not codec.is_exact:
-            raise ValueError(f"{name} is {codec.name}, expected plain: vLLM's kernels have orders of their own in a block")
+            raise ValueError(f"{name} is {codec.name}, expected plain: each kernel has an order of its own in a block")
 
 
 def _tested() -> str:
