@@ -1,5 +1,6 @@
 """What is saved: prompts and answers, in order, from blocks that are still the request's."""
 
+import itertools
 import threading
 from collections.abc import Sequence
 
@@ -133,6 +134,30 @@ def test_a_worker_ends_what_it_does_not_know(start: Start) -> None:
     side.save(plan)
     assert side.collect(is_idle=False) == ({"unknown"}, {"unknown"})
     assert side.failed_blocks() == {5, 6}
+
+
+def test_blocks_are_stored_after_those_before_them(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the copy of the first ones takes longer than that of the next."""
+    prompt = prompt_of(37)
+    engine = start(memory="device", shares=False, step_tokens=16)
+    memory, is_second = engine.workers.ranks[0].memory, threading.Event()
+    outgoing, numbers = memory.outgoing, itertools.count()
+
+    class Slow:
+        """The first copy waits for the second, for a while."""
+
+        def __init__(self, blocks: Sequence[int]) -> None:
+            self._blocks, self._number = outgoing(blocks), next(numbers)
+
+        def ready(self) -> Sequence[Segments]:
+            if self._number:
+                is_second.set()
+            is_second.wait(0.3)
+            return self._blocks.ready()
+
+    monkeypatch.setattr(memory, "outgoing", Slow)
+    engine.ask(prompt)
+    assert start().ask(prompt).loaded == 36
 
 
 def test_a_preempted_requests_blocks_are_not_read_any_more(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
