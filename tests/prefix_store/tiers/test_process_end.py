@@ -12,7 +12,13 @@ from prefix_store.frames.layout import BlockLayout
 from prefix_store.store.config import StoreConfig
 from prefix_store.store.open_store import open_store
 
-atexit.register(lambda: print("left:", *(thread.name for thread in threading.enumerate()[1:])))
+def left():
+    threads = threading.enumerate()[1:]
+    for thread in threads:
+        thread.join(1)
+    print("left:", *(thread.name for thread in threads if thread.is_alive()))
+
+atexit.register(left)
 config = StoreConfig(memory_bytes=2**20, disk=Path(sys.argv[1]), disk_bytes=2**20)
 store = StoreThread(lambda: open_store(config, bytes(16), BlockLayout("float16", (2, 1, 1, 4, 8))))
 atexit.register(store.close)
