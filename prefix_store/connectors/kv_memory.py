@@ -132,9 +132,9 @@ class DeviceMemory:
         staging = self._staging(len(block_ids))
         done = None
         with self._side_stream():
-            places = torch.tensor(block_ids, device=self._device)
-            for layer, tensor in enumerate(self._tensors):
-                staging[:, layer].copy_(tensor.index_select(0, places), non_blocking=True)
+            places = self._places(block_ids)
+            for copied, tensor in zip(staging, self._tensors, strict=True):
+                copied.copy_(tensor.index_select(0, places), non_blocking=True)
             if self._has_streams:
                 done = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 done.record()
@@ -148,16 +148,23 @@ class DeviceMemory:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def put(self, staging: torch.Tensor, block_ids: Sequence[int]) -> None:
-        """Copies blocks in, and waits for that."""
+        """Copies the first blocks in, and waits for that."""
         with self._side_stream():
-            places = torch.tensor(block_ids, device=self._device)
-            for layer, tensor in enumerate(self._tensors):
-                tensor.index_copy_(0, places, staging[:, layer].to(self._device, non_blocking=True))
+            places = self._places(block_ids)
+            for copied, tensor in zip(staging, self._tensors, strict=True):
+                tensor.index_copy_(0, places, copied[: len(block_ids)].to(self._device, non_blocking=True))
         if self._stream is not None:
             self._stream.synchronize()
 
+    # The engine's thread begins copies and must not wait for them: what is not contiguous and pinned is waited for, and
+    # with it all that the engine has queued.
+
+    def _places(self, block_ids: Sequence[int]) -> torch.Tensor:
+        places = torch.tensor(block_ids, pin_memory=self._has_streams)
+        return places.to(self._device, non_blocking=True)
+
     def _staging(self, blocks: int) -> torch.Tensor:
-        shape = (blocks, len(self._tensors), *self._tensors[0].shape[1:])
+        shape = (len(self._tensors), blocks, *self._tensors[0].shape[1:])
         return torch.empty(shape, dtype=self._tensors[0].dtype, pin_memory=self._has_streams)
 
     @contextlib.contextmanager
@@ -178,7 +185,7 @@ class _DeviceBlocks:
         self._staging = staging
         self._block_ids = block_ids
         self._done = done
-        self.segments: Sequence[Segments] = [[block] for block in staging.numpy()]
+        self.segments: Sequence[Segments] = [[block] for block in staging.numpy().swapaxes(0, 1)]
 
     def ready(self) -> Sequence[Segments]:
         if self._done is not None:
@@ -187,7 +194,7 @@ class _DeviceBlocks:
 
     def finish(self, blocks: int) -> None:
         if blocks:
-            self._memory.put(self._staging[:blocks], self._block_ids[:blocks])
+            self._memory.put(self._staging, self._block_ids[:blocks])
 
 
 def _as_one(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:

@@ -1,10 +1,12 @@
 """An engine's blocks as bytes: the same for every layout and every kind of memory."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from prefix_store.connectors.kv_memory import DeviceMemory, HostMemory, KvMemory, kv_memory, largest_error
 from prefix_store.frames.layout import BlockLayout
@@ -105,6 +107,28 @@ def test_blocks_are_put_where_they_belong(make: Callable[[], Tensors], is_on_hos
         assert np.array_equal(cache[5].numpy(), numbers[0, number])
         assert np.array_equal(cache[0].numpy(), numbers[1, number])
         assert not cache[[1, 2, 3, 4, 6]].any()
+
+
+class _Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of torch
+    """Notes what is copied to."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.targets: list[torch.Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default:
+            self.targets.append(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+def test_each_copy_from_a_device_is_to_contiguous_memory() -> None:
+    """The engine's thread would wait for another one: torch makes it by way of memory that is not pinned."""
+    caches = one_storage()
+    memory = _device(caches, BlockLayout("float32", (LAYERS, HEADS, TOKENS, CONTENT)))
+    with _Copies() as copies:
+        memory.outgoing([5, 0, 2])
+    assert [target.is_contiguous() for target in copies.targets] == [True] * LAYERS
 
 
 def test_layers_at_equal_distances_are_copied_in_one_call() -> None:
