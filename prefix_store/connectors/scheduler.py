@@ -74,6 +74,8 @@ class _Tracked:
     """Blocks that are stored, or handed over to be."""
     has_saves: bool = False
     is_audited: bool = False
+    is_void: bool = False
+    """Whether its blocks are of weights that the engine has no longer, or follow from such."""
 
 
 class SchedulerSide:
@@ -236,7 +238,10 @@ class SchedulerSide:
         """What is stored is of other weights than those that the engine has now."""
         self._plan.starts_epoch = True
         for tracked in self._requests.values():
-            tracked.found, tracked.was_loaded = Found(), True
+            if tracked.request.num_computed_tokens:
+                tracked.found, tracked.was_loaded, tracked.is_void = Found(), True, True
+            else:
+                self._ask(tracked)
 
     def _track(self, request: EngineRequest) -> _Tracked | None:
         """None: nothing of it can be told by its tokens."""
@@ -258,7 +263,7 @@ class SchedulerSide:
     def _ask(self, tracked: _Tracked) -> None:
         self._extend(tracked, min(tracked.limit, tracked.request.num_tokens) // self._block_size)
         self._partial.pop(tracked.request.request_id, None)
-        tracked.saved = 0
+        tracked.saved, tracked.is_void = 0, False
         tracked.known = len(tracked.chain.blocks)
         # Without blocks there is nothing to wait for, but the workers must know the request: its answer may fill some.
         tracked.found, tracked.asked_at = None if tracked.chain.blocks else Found(), None
@@ -284,7 +289,7 @@ class SchedulerSide:
 
     def _save(self, tracked: _Tracked, block_ids: Callable[[], Sequence[int]]) -> None:
         """Has the workers store what is full since the last time."""
-        if not self._saves or tracked.found is None or tracked.loading_until:
+        if not self._saves or tracked.is_void or tracked.found is None or tracked.loading_until:
             return
         first = tracked.saved
         full = min(self._computed(tracked.request), tracked.limit) // self._block_size

@@ -237,6 +237,38 @@ def test_what_is_stored_is_not_found_after_a_reset(start: Start) -> None:
     assert start().ask(new).loaded == 0
 
 
+def test_a_request_that_waits_at_a_reset_is_stored_for_the_new_weights(start: Start) -> None:
+    """Not for those that it arrived at, which a restarted engine may have again."""
+    prompt = prompt_of(37)
+    engine = start(shares=False, most_running=1)
+    running = engine.add(Request("running", prompt_of(20), 12))
+    engine.add(Request("waiting", prompt))
+    while len(running.answer) < 6:
+        engine.step()
+    engine.reset()
+    engine.run()
+    assert engine.ask(prompt).loaded == 36
+    engine.close()
+    assert start().ask(prompt).loaded == 0
+
+
+@pytest.mark.parametrize("is_preempted", [False, True])
+def test_a_request_that_runs_at_a_reset_is_not_saved_any_more(start: Start, is_preempted: bool) -> None:
+    """Its blocks are of the old weights, and so is what follows from them, unless all is computed again."""
+    engine = start(shares=False)
+    request = engine.add(Request("running", prompt_of(21), 12))
+    while len(request.answer) < 3:
+        engine.step()
+    assert engine.planned_saves == 5
+    engine.reset()
+    if is_preempted:
+        engine.step()
+        engine.preempt()
+    engine.run()
+    assert len(request.answer) == 12
+    assert (engine.planned_saves > 5) == is_preempted
+
+
 def test_a_preempted_request_is_loaded_again(start: Start) -> None:
     """Its blocks were overwritten; the store has what was saved."""
     engine = start(shares=False)
