@@ -62,6 +62,8 @@ class _Tracked:
     """So many leading tokens are told by their ids alone."""
     known: int = 0
     """Blocks that the workers have been told of."""
+    lookup: int = 0
+    """The number of its last look-up."""
     asked_at: float | None = None
     found: Found | None = None
     in_engine: int = 0
@@ -114,6 +116,7 @@ class SchedulerSide:
         self._restorable = 0
         self._clock = clock
         self._requests: dict[str, _Tracked] = {}
+        self._lookups = 0
         self._partial: dict[str, Found] = {}
         """Answers of some of the workers."""
         self._plan = StepPlan()
@@ -263,15 +266,17 @@ class SchedulerSide:
     def _ask(self, tracked: _Tracked) -> None:
         self._extend(tracked, min(tracked.limit, tracked.request.num_tokens) // self._block_size)
         self._partial.pop(tracked.request.request_id, None)
+        self._lookups += 1
+        tracked.lookup = self._lookups
         tracked.saved, tracked.is_void = 0, False
         tracked.known = len(tracked.chain.blocks)
         # Without blocks there is nothing to wait for, but the workers must know the request: its answer may fill some.
         tracked.found, tracked.asked_at = None if tracked.chain.blocks else Found(), None
-        self._plan.lookups.append(Lookup(tracked.request.request_id, tuple(tracked.chain.blocks)))
+        self._plan.lookups.append(Lookup(tracked.request.request_id, tracked.lookup, tuple(tracked.chain.blocks)))
 
     def _answered(self, request_id: str, answer: Found) -> None:
         tracked = self._requests.get(request_id)
-        if tracked is None or tracked.found is not None:
+        if tracked is None or tracked.found is not None or answer.number != tracked.lookup:
             return
         if request_id in self._partial:
             answer = self._partial.pop(request_id).and_of(answer)

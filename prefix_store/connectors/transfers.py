@@ -41,12 +41,17 @@ class Lookup:
     """Where are a request's blocks? They are its chain from the first one on, and replace what was known of it."""
 
     request_id: str
+    number: int
+    """Of all look-ups: an answer to an earlier one of the request, before it was preempted, is void."""
     blocks: tuple[BlockId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     """The answer to a look-up, in leading blocks."""
+
+    number: int = 0
+    """Of the look-up."""
 
     until: int = 0
     """To be loaded up to here; the rest is computed sooner."""
@@ -56,8 +61,11 @@ class Found:
     """How many have answered."""
 
     def and_of(self, other: Found) -> Found:
-        """What all of both have: a block counts only where every worker has its part."""
-        return Found(min(self.until, other.until), min(self.kept, other.kept), self.workers + other.workers)
+        """What both have: a block counts only where all workers have their parts. Of two look-ups, the later one."""
+        if self.number != other.number:
+            return max(self, other, key=lambda found: found.number)
+        until, kept = min(self.until, other.until), min(self.kept, other.kept)
+        return Found(self.number, until, kept, self.workers + other.workers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,8 +57,6 @@ class _Held:
     chain: list[BlockId]
     location: Location
     load: tuple[Load, _Job] | None = None
-    lossy_from: int | None = None
-    """Blocks from here on follow what was restored from a lossy form."""
     jobs: set[_Job] = field(default_factory=set)
     """Saves and audits."""
     is_located: bool = False
@@ -205,13 +203,11 @@ class WorkerSide:
         chain = [self._names.of(block) for block in lookup.blocks]
         held = self._requests[lookup.request_id] = _Held(access, chain, Location({}))
         if not self._thread.is_alive:
-            self._report.found[lookup.request_id] = Found()
+            self._report.found[lookup.request_id] = Found(lookup.number)
             return
-        self._thread.begin(self._locate(lookup.request_id, held, tuple(chain), self.block_seconds))
+        self._thread.begin(self._locate(lookup, held, tuple(chain), self.block_seconds))
 
-    async def _locate(
-        self, request_id: str, held: _Held, chain: Sequence[BlockId], block_seconds: float | None
-    ) -> None:
+    async def _locate(self, lookup: Lookup, held: _Held, chain: Sequence[BlockId], block_seconds: float | None) -> None:
         store, location, until = self.opened.store, Location({}), 0
         try:
             location = await store.locate(chain, within=self._lookup_seconds(len(chain), block_seconds))
@@ -219,7 +215,7 @@ class WorkerSide:
                 self._thread.begin(store.touch(chain, location, held.access))
             until = store.plan_fetch(0, location, block_seconds).until
         finally:
-            self._done.put(lambda: self._located(request_id, held, location, until))
+            self._done.put(lambda: self._located(lookup, held, location, until))
 
     def _lookup_seconds(self, blocks: int, block_seconds: float | None) -> float:
         """A quarter of what computing so many blocks takes, within bounds."""
@@ -227,10 +223,10 @@ class WorkerSide:
             return _LONGEST_LOOKUP
         return min(max(_SHORTEST_LOOKUP, 0.25 * blocks * block_seconds), _LONGEST_LOOKUP)
 
-    def _located(self, request_id: str, held: _Held, location: Location, until: int) -> None:
-        if self._requests.get(request_id) is held:
+    def _located(self, lookup: Lookup, held: _Held, location: Location, until: int) -> None:
+        if self._requests.get(lookup.request_id) is held:
             held.location, held.is_located = location, True
-            self._report.found[request_id] = Found(until, location.kept)
+            self._report.found[lookup.request_id] = Found(lookup.number, until, location.kept)
 
     # Loads
 
@@ -270,7 +266,7 @@ class WorkerSide:
     def _loaded(self, load: Load, job: _Job, held: _Held, restored: Restored) -> None:
         if held.load is None or held.load[1] is not job:  # it was given up
             return
-        held.load, held.lossy_from = None, restored.lossy_from
+        held.load = None
         self._end_load(load, restored.blocks)
         self._settle(load.request_id, held)
 
@@ -295,18 +291,17 @@ class WorkerSide:
             return
         job = self._begin_job(held, len(block_ids))
         chain = tuple(held.chain[: save.first + len(block_ids)])
-        exact = held.lossy_from is None
         outgoing = self._memory.outgoing(block_ids)
-        self._thread.begin(self._keep(save.request_id, held, job, chain, outgoing, exact))
+        self._thread.begin(self._keep(save.request_id, held, job, chain, outgoing))
 
     async def _keep(
-        self, request_id: str, held: _Held, job: _Job, chain: Sequence[BlockId], outgoing: Outgoing, exact: bool
+        self, request_id: str, held: _Held, job: _Job, chain: Sequence[BlockId], outgoing: Outgoing
     ) -> None:
         try:
             async with self._saving:  # in order: a block is stored after its parent
                 if not job.cancel.is_set:
                     sources = outgoing.ready() if self._memory.is_on_host else await asyncio.to_thread(outgoing.ready)
-                    await self.opened.store.keep(chain, sources, held.access, exact, job.cancel)
+                    await self.opened.store.keep(chain, sources, held.access, exact=True, cancel=job.cancel)
         finally:
             self._done.put(lambda: self._job_done(request_id, held, job))
 
@@ -330,7 +325,7 @@ class WorkerSide:
             stored = np.empty((count, self.opened.block_bytes), np.uint8)
             read = 0
             for name, tier in store.tiers.items():
-                if not read and held.location.leading.get(name, 0) >= len(chain) and tier.format.codec.is_exact:
+                if not read and held.location.leading.get(name, 0) >= len(chain):
                     read = await tier.read(chain, [[block] for block in stored], held.access, job.cancel)
             sources = await asyncio.to_thread(outgoing.ready)
             error = await asyncio.to_thread(largest_error, self._memory.layout, stored[:read], sources, job.cancel)

@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 
 from prefix_store.connectors import worker
+from prefix_store.connectors.scheduler import SchedulerSide
+from prefix_store.connectors.transfers import Found, StepReport
+from prefix_store.identity.tenants import Tenants
 from tests.prefix_store.connectors.conftest import Start
 from tests.prefix_store.connectors.paged_engine.engine import PagedEngine, Request, Status
 from tests.prefix_store.connectors.paged_engine.faults import blocked_loop, files_of, flip, hanging, wait_until
 from tests.prefix_store.connectors.paged_engine.prompts import prompt_of
-from tests.prefix_store.connectors.paged_engine.toy_model import answer_of
+from tests.prefix_store.connectors.paged_engine.toy_model import BLOCK, answer_of
 
 
 @pytest.mark.parametrize("memory", ["one", "layers", "device"])
@@ -281,3 +284,22 @@ def test_a_preempted_request_is_loaded_again(start: Start) -> None:
     assert request.preemptions == 1
     assert request.loaded >= 32
     assert request.answer == answer_of(1, request.prompt, 12)
+
+
+def test_an_answer_from_before_a_preemption_is_void() -> None:
+    """With two steps under way it arrives after the next question has been asked."""
+    scheduler = SchedulerSide(BLOCK, Tenants(BLOCK))
+    request = Request("one", prompt_of(4 * BLOCK + 1))
+    scheduler.arrived(request)
+    (first,) = scheduler.build_plan({}, (), lambda request_id: ()).lookups
+    (second,) = scheduler.build_plan({}, ("one",), lambda request_id: ()).lookups
+    scheduler.step_ended(StepReport({"one": Found(first.number, until=4, kept=4)}, step=1), ())
+    assert scheduler.matched_tokens(request, 0) is None
+    scheduler.step_ended(StepReport({"one": Found(second.number, until=2, kept=2)}, step=2), ())
+    assert scheduler.matched_tokens(request, 0) == 2 * BLOCK
+
+
+def test_a_late_answer_of_one_rank_does_not_count_for_the_next_question() -> None:
+    """What another rank has answered to the later one stays."""
+    assert Found(1, until=9, kept=9).and_of(Found(2, until=3, kept=2)) == Found(2, until=3, kept=2)
+    assert Found(2, until=5, kept=1).and_of(Found(2, until=3, kept=2)) == Found(2, until=3, kept=1, workers=2)
