@@ -13,6 +13,9 @@ from tests.compose.engine import run
 PYTHON_VERSION = re.findall(r":([\d.]+)", PYTHON)[0]
 
 
+VLLM_PINS = ROOT / "tests/prefix_store/connectors/vllm_server/requirements.txt"
+
+
 def prepare(folder: Path) -> Path:
     """Fill folder and return it. What constraints.txt pins is fetched from where pip on this machine finds packages.
 
@@ -25,12 +28,19 @@ def prepare(folder: Path) -> Path:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
     print("Gathering the packages of the images ...", flush=True)
-    # By name and without their dependencies, so that no condition on this machine's Python decides what is there.
     needed = folder / "needed.txt"
     needed.write_text("\n".join(pins()) + "\n", encoding="utf-8")
+    gather(folder, needed)
+    return folder
+
+
+def gather(folder: Path, needed: Path) -> None:
+    """Add the packages of a list of pins.
+
+    By name and without their dependencies, so that no condition on this machine's Python decides what is there.
+    """
     target = ("--dest", folder / "wheels", "--python-version", PYTHON_VERSION, "--only-binary=:all:", "--no-deps")
     run(sys.executable, "-m", "pip", "download", "--quiet", *target, "-r", needed)
-    return folder
 
 
 def pins() -> list[str]:

@@ -16,7 +16,6 @@ from tests.compose.monitoring import free_port
 
 HEALTHY_WITHIN = 120.0  # seconds, for a service once all that it waits for is healthy
 POLL = 0.3  # seconds
-PROFILES = ("--profile", "semantic")
 SERVICES = ("redis", "backend", "gateway", "prometheus", "disks")
 """What runs without a profile, but for Grafana, whose image is on a hub alone."""
 
@@ -45,6 +44,7 @@ class Stack:
     engine: Engine
     folder: Path
     project: str
+    profile: str = "semantic"
     port: int = field(default_factory=free_port)
     prometheus_port: int = field(default_factory=free_port)
     first_answer_after: float = 0.0
@@ -55,7 +55,8 @@ class Stack:
         command = ["docker", "compose"] if self._has_v2() else ["docker-compose"]
         ports = {"KEEPGATE_PORT": str(self.port), "KEEPGATE_PROMETHEUS_PORT": str(self.prometheus_port)}
         given = {**self.engine.variables, **ports, "PIP_NO_INDEX": "1", **(variables or {})}
-        return run(*command, "-p", self.project, *PROFILES, *arguments, variables=given, cwd=self.folder)
+        named = ("-p", self.project, "--profile", self.profile)
+        return run(*command, *named, *arguments, variables=given, cwd=self.folder)
 
     def up(self, *services: str, variables: dict[str, str] | None = None) -> None:
         """Start services and all that they need, and return once they are healthy."""
@@ -107,7 +108,7 @@ class Stack:
             os.kill(int(process), 9)
         else:
             helper = ("run", "--rm", "--pid=host", "--privileged", "--user=0", "--entrypoint=kill")
-            self.engine.docker(*helper, self.inspect(self.container("gateway"), ".Image"), "-9", process)
+            self.engine.docker(*helper, self.inspect(container, ".Image"), "-9", process)
         until(lambda: self.inspect(container, ".State.StartedAt") != before, 60.0, lambda: self.logs(service))
 
     def post(self, body: dict[str, Any], **headers: str) -> Reply:
@@ -127,9 +128,9 @@ class Stack:
         """Return the id of the model that the gateway lists."""
         return str(json.loads(self.send("GET", "/v1/models").body)["data"][0]["id"])
 
-    def admin_key(self) -> str:
+    def admin_key(self, gateway: str = "gateway") -> str:
         """The key that `prepare` has made."""
-        return self.execute("gateway", "cat", "/run/keepgate/secrets/admin_key").strip()
+        return self.execute(gateway, "cat", "/run/keepgate/secrets/admin_key").strip()
 
     def _has_v2(self) -> bool:
         try:
