@@ -65,7 +65,8 @@ def _make_secret(path: Path) -> None:
         return
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, f"there is no directory {path.parent}")
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    # Not by the process: those of two containers with one volume may have the same number.
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(secrets.token_urlsafe(_SECRET_BYTES) + "\n")
     try:
