@@ -10,8 +10,8 @@ from benchmarks.prefix.vllm_servers import check_installed, served
 from tests.prefix_store.connectors.vllm_server.models import smollm2
 from tests.prefix_store.connectors.vllm_server.server import VllmServer
 
-_ROUNDS, _QUICK_ROUNDS = 5, 1
-_PROMPTS, _AT_ONCE, _ANSWER = 32, 8, 32
+_ROUNDS, _QUICK_ROUNDS = 3, 1
+_PROMPTS, _AT_ONCE, _ANSWER = 16, 8, 32
 _SHORTEST, _LONGEST = 200, 1_200
 _METHOD = f"""\
 SmolLM2-135M on vLLM 0.32 for CPUs in bfloat16, greedy: {_PROMPTS} prompts of {_SHORTEST} to {_LONGEST} random tokens in
