@@ -22,6 +22,8 @@ def served(
     model: Path, options: Mapping[str, object] | None, connector: str = "KeepgateConnector", *arguments: str
 ) -> Iterator[VllmServer]:
     """A server on all cores; `options` as for `vllm_server`."""
+    # The harness keeps to one core, and what it starts would too.
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
     threads = {"OMP_NUM_THREADS": str(os.cpu_count() or 1)}
     with vllm_server(model, options, *BF16, *arguments, connector=connector, environment=threads) as server:
         yield server
