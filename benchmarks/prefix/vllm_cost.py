@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.harness.measurement import RATIO, Figure, Row, Target
-from benchmarks.prefix.vllm_servers import check_installed, served
-from tests.prefix_store.connectors.vllm_server.models import random_llama, smollm2
+from benchmarks.prefix.vllm_servers import check_installed, models, served
 from tests.prefix_store.connectors.vllm_server.server import VllmServer
 
 _ROUNDS, _QUICK_ROUNDS = 7, 1
@@ -24,11 +23,7 @@ async def measure(quick: bool) -> Figure:
     check_installed()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="keepgate-bench-") as scratch:
-        models = {"SmolLM2-135M": smollm2()}
-        if not quick:
-            shape = {"layers": 16, "hidden": 1024, "heads": 16, "kv_heads": 8}
-            models["a random model of 190M"] = random_llama(Path(scratch) / "model", **shape)
-        for number, (name, model) in enumerate(models.items()):
+        for number, (name, model) in enumerate(models(Path(scratch), quick).items()):
             rows.append(_measure(name, model, Path(scratch) / f"blocks-{number}", _QUICK_ROUNDS if quick else _ROUNDS))
     return Figure(figure="vllm_cost", title="What the connector costs vLLM", method=_METHOD, rows=tuple(rows))
 

@@ -6,9 +6,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.harness.processes import CannotMeasure
+from tests.prefix_store.connectors.vllm_server.models import random_llama, smollm2
 from tests.prefix_store.connectors.vllm_server.server import VllmServer, vllm_server
 
 BF16 = ("--dtype", "bfloat16", "--no-enable-prefix-caching")
+
+
+def models(scratch: Path, quick: bool) -> dict[str, Path]:
+    """The models of the figures, by what they are called: the small one and a random one, which is written."""
+    found = {"SmolLM2-135M": smollm2()}
+    if not quick:
+        folder = scratch / "model"
+        found["a random model of 190M"] = random_llama(folder, layers=16, hidden=1024, heads=16, kv_heads=8)
+    return found
 
 
 def check_installed() -> None:

@@ -10,9 +10,8 @@ from pathlib import Path
 from benchmarks.harness.measurement import Figure, Row, Target
 from benchmarks.harness.processes import CannotMeasure
 from benchmarks.prefix.index import valkey_running
-from benchmarks.prefix.vllm_servers import check_installed, served
+from benchmarks.prefix.vllm_servers import check_installed, models, served
 from tests.compose.monitoring import free_port
-from tests.prefix_store.connectors.vllm_server.models import random_llama, smollm2
 from tests.prefix_store.connectors.vllm_server.server import VllmServer
 
 _ROUNDS, _QUICK_ROUNDS = 5, 1
@@ -37,11 +36,7 @@ async def measure(quick: bool) -> Figure:
     check_installed()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="keepgate-bench-") as scratch:
-        models = {"SmolLM2-135M": smollm2()}
-        if not quick:
-            shape = {"layers": 16, "hidden": 1024, "heads": 16, "kv_heads": 8}
-            models["a random model of 190M"] = random_llama(Path(scratch) / "model", **shape)
-        for number, (name, model) in enumerate(models.items()):
+        for number, (name, model) in enumerate(models(Path(scratch), quick).items()):
             (folder := Path(scratch) / f"blocks-{number}").mkdir()
             taken = await _measure(model, folder, _QUICK_ROUNDS if quick else _ROUNDS)
             rows += _rows(name, taken)
