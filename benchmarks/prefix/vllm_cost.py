@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.harness.measurement import RATIO, Figure, Row, Target
-from benchmarks.prefix.vllm_servers import check_installed, models, served
+from benchmarks.prefix.vllm_servers import check_installed, models, served, wait_for_cores
 from tests.prefix_store.connectors.vllm_server.server import VllmServer
 
 _ROUNDS, _QUICK_ROUNDS = 7, 1
@@ -53,6 +53,7 @@ def _measure(name: str, model: Path, folder: Path, rounds: int) -> Row:
 def _rate(server: VllmServer, chance: random.Random) -> float:
     """Tokens a second, of prompts and answers."""
     prompts = [[chance.randrange(1_000, 40_000) for _ in range(_PROMPT)] for _ in range(_REQUESTS)]
+    wait_for_cores()
     began = time.perf_counter()
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         list(threads.map(lambda prompt: server.complete(prompt, tokens=_ANSWER), prompts))

@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.harness.measurement import Figure, Row, Target
 from benchmarks.harness.processes import CannotMeasure
 from benchmarks.prefix.index import valkey_running
-from benchmarks.prefix.vllm_servers import check_installed, models, served
+from benchmarks.prefix.vllm_servers import check_installed, models, served, wait_for_cores
 from tests.compose.monitoring import free_port
 from tests.prefix_store.connectors.vllm_server.server import VllmServer
 
@@ -20,8 +20,9 @@ _PREFIX, _NEW = 1_500, 50
 _BLOCK = 32
 _CACHED = _PREFIX // _BLOCK * _BLOCK
 _METHOD = f"""\
-vLLM 0.32 for CPUs in bfloat16 on all cores, blocks of {_BLOCK} tokens, its own prefix cache off, one request at a time:
-a prefix of {_PREFIX} random tokens that is new in every round and {_NEW} new tokens after it; the time is of a whole
+vLLM 0.32 for CPUs in bfloat16 on all cores, threads that wait do not spin (OMP_WAIT_POLICY=PASSIVE), blocks of {_BLOCK}
+tokens, its own prefix cache off, one request at a time and a second of rest before each, as vLLM's processes spin so
+long: a prefix of {_PREFIX} random tokens that is new in every round and {_NEW} new tokens after it; the time is of a whole
 answer of one token, and each is checked to have restored the {_CACHED} tokens of the prefix's whole blocks, or none. By
 turns in each round: a writer computes the prefix of the next round (computed) and keeps it, in host memory and on disk;
 then it restores the prefix of this round from host memory. A second server that has the same folder restores it from
@@ -104,6 +105,7 @@ def _timed(
 
 
 def _ask(server: VllmServer, prompt: Sequence[int]) -> float:
+    wait_for_cores()
     began = time.perf_counter()
     server.complete(prompt, tokens=1)
     return time.perf_counter() - began
