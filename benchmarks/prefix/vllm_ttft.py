@@ -22,15 +22,15 @@ _CACHED = _PREFIX // _BLOCK * _BLOCK
 _METHOD = f"""\
 vLLM 0.32 for CPUs in bfloat16 on all cores, threads that wait do not spin (OMP_WAIT_POLICY=PASSIVE), blocks of {_BLOCK}
 tokens, its own prefix cache off, one request at a time and a second of rest before each, as vLLM's processes spin so
-long: a prefix of {_PREFIX} random tokens that is new in every round and {_NEW} new tokens after it; the time is of a whole
-answer of one token, and each is checked to have restored the {_CACHED} tokens of the prefix's whole blocks, or none. By
-turns in each round: a writer computes the prefix of the next round (computed) and keeps it, in host memory and on disk;
-then it restores the prefix of this round from host memory. A second server that has the same folder restores it from
-disk (page cache warm), a third one that has neither from the writer over HTTP on loopback, by way of the index in
-Valkey. A fourth one has vLLM's ExampleConnector, which finds whole prompts only: it and the writer get a prompt twice.
-After the rounds the second server is started again, and its first prompt is one that it had before. Others do not run
-here: vLLM's OffloadingConnector refuses a CPU, its SimpleCPUOffloadConnector needs vLLM's prefix cache, and LMCache
-0.5.6 has no connector for a CPU."""
+long: a prefix of {_PREFIX} random tokens that is new in every round and {_NEW} new tokens after it; the time is of a
+whole answer of one token, and each is checked to have restored the {_CACHED} tokens of the prefix's whole blocks, or
+none. By turns in each round: a writer computes the prefix of the next round (computed) and keeps it, in host memory and
+on disk; then it restores the prefix of this round from host memory. A second server that has the same folder restores
+it from disk (page cache warm), a third one that has neither from the writer over HTTP on loopback, by way of the index
+in Valkey. A fourth one has vLLM's ExampleConnector, which finds whole prompts only: it and the writer get a prompt
+twice. After the rounds the second server is started again, and its first prompt is one that it had before. Others do
+not run here: vLLM's OffloadingConnector refuses a CPU, its SimpleCPUOffloadConnector needs vLLM's prefix cache, and
+LMCache 0.5.6 has no connector for a CPU."""
 
 
 async def measure(quick: bool) -> Figure:

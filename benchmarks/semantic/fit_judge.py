@@ -31,7 +31,7 @@ from cache.semantic.judge.judge import MAX_SCORE
 
 _FITTED = Path(__file__).resolve().parents[2] / "cache" / "semantic" / "judge" / "fitted.py"
 
-Vector = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 
 # There are many more pairs of some kinds than of others, and some matter more: each pair's weight. The answers of one
 # upstream to wordings of one question are much alike, so these count most of what is the same.
@@ -51,8 +51,8 @@ _STEPS = 2000
 
 
 def fit(
-    features: Vector, same: npt.NDArray[np.bool_], weights: Vector, feature_signs: npt.NDArray[np.int64]
-) -> tuple[float, Vector]:
+    features: Floats, same: npt.NDArray[np.bool_], weights: Floats, feature_signs: npt.NDArray[np.int64]
+) -> tuple[float, Floats]:
     """Intercept and coefficients [features] of the likeliest logistic model whose coefficients have their signs.
 
     By accelerated projected gradient descent (Beck and Teboulle, SIAM J. Imaging Sci. 2(1), 2009) on features of
@@ -78,7 +78,7 @@ def fit(
     return float(found[0] - coefficients @ mean), coefficients
 
 
-def limit(scores: Vector, kinds: npt.NDArray[np.object_]) -> float:
+def limit(scores: Floats, kinds: npt.NDArray[np.object_]) -> float:
     """Above which score two answers are called the same, so that this is not wrong too often."""
     return max(float(np.quantile(scores[kinds == kind], 1.0 - _MAX_FALSE_SAME)) for kind in COMPARED)
 
@@ -87,7 +87,7 @@ async def read(answers: Iterable[str], judge: EmbeddingJudge) -> dict[str, Read]
     return {answer: await judge.embedded(Answer.of(answer)) for answer in answers}
 
 
-def features_of(found: Sequence[Pair], answers: Mapping[str, Read]) -> tuple[Vector, npt.NDArray[np.bool_]]:
+def features_of(found: Sequence[Pair], answers: Mapping[str, Read]) -> tuple[Floats, npt.NDArray[np.bool_]]:
     """float64 [len(found), len(FEATURES)], and which pairs contradict each other, bool [len(found)]."""
     questions = {question: Answer.of(question) for question in {pair.fresh.question for pair in found}}
     pairs_read = [
@@ -98,7 +98,7 @@ def features_of(found: Sequence[Pair], answers: Mapping[str, Read]) -> tuple[Vec
     return np.array(features), np.array(against)
 
 
-def disagreement(alike: Vector, of_one_question: Vector) -> tuple[float, float]:
+def disagreement(alike: Floats, of_one_question: Floats) -> tuple[float, float]:
     """Intercept and slope of the log likelihood ratio of a score: of answers to one question that disagree, against
     one answer in other words. Both kinds weigh the same."""
     scores = np.concatenate([alike, of_one_question])
@@ -141,7 +141,7 @@ def _main() -> None:
         _FITTED.write_text(_source(intercept, coefficients, above, of_disagreement), encoding="utf-8")
 
 
-def _source(intercept: float, coefficients: Vector, above: float, of_disagreement: tuple[float, float]) -> str:
+def _source(intercept: float, coefficients: Floats, above: float, of_disagreement: tuple[float, float]) -> str:
     listed = "\n".join(f"    {c:.3f},  # {name}" for name, c in zip(FEATURES, coefficients, strict=True))
     return f'''\
 """The coefficients of the default judge. Written by `python -m benchmarks.semantic.fit_judge --write`."""

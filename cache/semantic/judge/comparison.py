@@ -10,7 +10,7 @@ import numpy.typing as npt
 from cache.semantic.judge.answer import Answer
 
 Embedding = npt.NDArray[np.float32]
-Vector = npt.NDArray[np.float64]
+Features = npt.NDArray[np.float64]
 
 # The features, with the sign of each coefficient: a fit must not turn evidence for equality into evidence against it,
 # on any data. A copy that says something else was found out before, so likeness of words counts against both.
@@ -54,7 +54,7 @@ def contradict(ours: Answer, theirs: Answer) -> bool:
     return ours.words != theirs.words and (differing <= _FEW_WORDS or _shared(ours, theirs) > _COPY)
 
 
-def compared(asked: Answer, fresh: Read, cached: Read) -> Vector:
+def compared(asked: Answer, fresh: Read, cached: Read) -> Features:
     """float64 [len(FEATURES)].
 
     `asked` is the question that `fresh` answers; `cached` may be the answer to another one. Words and numbers of the

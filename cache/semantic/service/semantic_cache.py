@@ -61,10 +61,8 @@ class SemanticCache:
         self._rejected: Latest[str, None] = Latest()
 
     async def handle(self, message: Request | Note) -> Reply | None:
-        """The reply to a request, None to a note. Raises CacheError."""
+        """The reply to a request other than a look-up, None to a note. Raises CacheError."""
         match message:
-            case LookupRequest():
-                return await self.ask(message)
             case ExplainRequest():
                 return await self.explain(message)
             case DecisionsRequest():
