@@ -22,6 +22,7 @@ HeaderCondition = Annotated[
     Meta(description="a header such as `x-tier: economy`"),
 ]
 Share = Annotated[float, Meta(ge=0, le=1, description="a share from 0 to 1")]
+_Origin = Annotated[str, Meta(pattern=r"^https?://[^/\s]+/?$")]
 Attempts = Annotated[int, Meta(ge=0, le=10, description="a whole number from 0 to 10")]
 
 
@@ -65,11 +66,10 @@ class UpstreamSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     (`/kv_event_sources`), and all its data-parallel ranks are followed.
     """
     prefix_url: Annotated[
-        Annotated[str, Meta(pattern=r"^https?://[^/\s]+/?$")] | None,
-        Meta(description="a URL such as http://127.0.0.1:8090"),
+        _Origin | tuple[_Origin, ...] | None, Meta(description="a URL such as http://127.0.0.1:8090, or a list of them")
     ] = None
     """Where the prefix store of a vLLM answers, if it has Keepgate's: it is inspected and changed by
-    `/v1/cache/prefix`.
+    `/v1/cache/prefix`. A list for the workers of several ranks.
     """
     price_per_hour: Annotated[
         Annotated[float, Meta(ge=0, le=1e6)] | None, Meta(description="US dollars for an hour, 0 or more")
@@ -79,6 +79,10 @@ class UpstreamSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Certificates to trust for https, in PEM form; by default the system's."""
     verify_tls: Flag = True
     """Whether its certificate is checked."""
+
+    @property
+    def prefix_urls(self) -> tuple[str, ...]:
+        return (self.prefix_url,) if isinstance(self.prefix_url, str) else self.prefix_url or ()
 
 
 class RuleSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

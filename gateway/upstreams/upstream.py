@@ -282,7 +282,7 @@ class Upstream:
         self.models: frozenset[str] | None = None
         self.loaded: LoadedReport | None = None
         """Which models it has said to have in memory, if it loads them on demand."""
-        self.prefix_store = self._opened_store(breaker)
+        self.prefix_stores = self._opened_stores(breaker)
         """Where its prefix store answers, if not at its own URL."""
         self.is_vllm = False
         """Whether its list of models says so."""
@@ -298,14 +298,13 @@ class Upstream:
         self.lacks: set[str] = set()
         """What it has shown not to have, by the names of `Attempt.needs`."""
 
-    def _opened_store(self, breaker: BreakerSettings) -> "Upstream | None":
+    def _opened_stores(self, breaker: BreakerSettings) -> "tuple[Upstream, ...]":
         settings = self.settings
-        if settings.prefix_url is None:
-            return None
-        own = UpstreamSettings(
-            url=settings.prefix_url, name=self.name, ca_file=settings.ca_file, verify_tls=settings.verify_tls
-        )
-        return Upstream(own.url, self._connections, self.timeouts, self.label, own, breaker)
+        stores = [
+            UpstreamSettings(url=url, name=self.name, ca_file=settings.ca_file, verify_tls=settings.verify_tls)
+            for url in settings.prefix_urls
+        ]
+        return tuple(Upstream(one.url, self._connections, self.timeouts, self.label, one, breaker) for one in stores)
 
     def read_api_key(self) -> None:
         """Read the credential again, which may have been replaced. Raises SettingsError if it is not there."""

@@ -65,7 +65,7 @@ class HostMemory:
         self._filling: set[bytes] = set()
         self._on_removed = on_removed
         self._reader = Worker("kv-host-read")
-        self._writer = Worker("kv-host-write")
+        self._writer = Worker("kv-host-write", is_urgent=False)
         self._server = Worker("kv-host-serve")
 
     @property

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -18,15 +20,21 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _CLOSE_SECONDS = 5.0
+_NICENESS = 10
 
 
 class Worker:
     """Runs blocking work, in order if it has one thread.
 
     Its threads are daemons, unlike an executor's: one that a dead disk blocks must not block the process's end.
+
+    Args:
+        is_urgent: whether somebody waits for the work. Threads for other work leave the processors to an engine that
+            computes on them.
     """
 
-    def __init__(self, name: str, threads: int = 1) -> None:
+    def __init__(self, name: str, threads: int = 1, is_urgent: bool = True) -> None:
+        self._is_urgent = is_urgent
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._is_closed = False
         self._ends: list[Future[None]] = [Future() for _ in range(threads)]
@@ -87,6 +95,9 @@ class Worker:
         return future
 
     def _work(self, end: Future[None]) -> None:
+        if not self._is_urgent and sys.platform == "linux":  # elsewhere niceness is that of a process
+            with contextlib.suppress(OSError):  # a sandbox may forbid it: then it is as urgent as the rest
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         while (job := self._jobs.get()) is not None:
             future, work = job
             if not future.set_running_or_notify_cancel():

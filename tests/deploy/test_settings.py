@@ -138,7 +138,7 @@ def test_every_upstream_is_a_replica_that_can_be_reached(overlay: Rendering, tmp
     policies = overlay.of("NetworkPolicy")
     named = []
     for server in settings.servers:
-        for url in filter(None, (server.url, server.kv_events, server.prefix_url)):
+        for url in filter(None, (server.url, server.kv_events, *server.prefix_urls)):
             parts = urlsplit(url)
             assert parts.hostname is not None
             if parts.hostname.endswith(".com"):

@@ -1,11 +1,11 @@
 """The operator's API to the upstreams' prefix stores: each request goes to all of them.
 
-A store of its own URL (`prefix_url`), as vLLM's connector has it, is asked with the tokens of a prompt, which its
-upstream tells, and with the salt of the tenant.
+A store of its own URL (`prefix_url`), as each worker of vLLM's connector has it, is asked with the tokens of a prompt,
+which its upstream tells, and with the salt of the tenant.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -97,7 +97,10 @@ def _model(name: Any) -> str | None:
 async def _ask_all(
     request: web.Request, upstreams: Sequence[Upstream], method: str, path: str, body: bytes | None
 ) -> dict[str, Reply]:
-    """The reply of each upstream, by URL. The operator acts as the tenant whose credentials the request carries."""
+    """The reply of each upstream, by URL; where one has several stores, of each store by its own.
+
+    The operator acts as the tenant whose credentials the request carries.
+    """
     settings = request.app[SETTINGS]
     headers = CIMultiDict(
         (name, value)
@@ -110,7 +113,7 @@ async def _ask_all(
     namespace = "" if caller is None or caller.is_operator else caller.namespace
     question = _Question(method, path, sent, body, own, namespace)
     given = await asyncio.gather(*(_ask(upstream, question) for upstream in upstreams))
-    return dict(zip((upstream.url for upstream in upstreams), given, strict=True))
+    return {url: reply for replies in given for url, reply in replies.items()}
 
 
 class _Question(NamedTuple):
@@ -124,22 +127,36 @@ class _Question(NamedTuple):
     namespace: str
 
 
-async def _ask(upstream: Upstream, question: _Question) -> Reply:
+async def _ask(upstream: Upstream, question: _Question) -> dict[str, Reply]:
     deadline = _REPORT_DEADLINE if question.method == "GET" else _OPERATION_DEADLINE
-    method, path, headers, body, own, _ = question
-    try:
-        async with asyncio.timeout(deadline):
-            if (store := upstream.prefix_store) is not None:
-                sent = None if body is None else await _in_tokens(upstream, question, event_json(body))
-                answer = await store.request(method, path, _JSON, sent)
-            else:
-                answer = await upstream.request(method, path, headers, body, own)
-            with answer:
-                return _read(upstream, answer.status, await answer.body(_MAX_BYTES))
-    except GatewayError as error:
-        return error
-    except TimeoutError:
-        return UpstreamTimeout(f"{upstream.title} did not answer in {deadline:g} s.")
+
+    async def in_time(reply: Awaitable[bytes]) -> Reply:
+        try:
+            async with asyncio.timeout(deadline):
+                return await reply
+        except GatewayError as error:
+            return error
+        except TimeoutError:
+            return UpstreamTimeout(f"{upstream.title} did not answer in {deadline:g} s.")
+
+    stores = upstream.prefix_stores
+    if not stores:
+        return {upstream.url: await in_time(_answer(upstream, question))}
+    asked = question._replace(headers=_JSON, own={})
+    if question.body is not None:
+        tokens = await in_time(_in_tokens(upstream, question, event_json(question.body)))
+        if isinstance(tokens, GatewayError):
+            return {upstream.url: tokens}
+        asked = asked._replace(body=tokens)
+    given = await asyncio.gather(*(in_time(_answer(store, asked)) for store in stores))
+    urls = [store.url for store in stores] if len(stores) > 1 else [upstream.url]
+    return dict(zip(urls, given, strict=True))
+
+
+async def _answer(at: Upstream, question: _Question) -> bytes:
+    """What an engine, or a store of its own URL, replies. Raises GatewayError."""
+    with await at.request(question.method, question.path, question.headers, question.body, question.own) as answer:
+        return _read(at, answer.status, await answer.body(_MAX_BYTES))
 
 
 async def _in_tokens(upstream: Upstream, question: _Question, fields: Mapping[str, Any]) -> bytes:

@@ -76,7 +76,7 @@ class DiskTier:
         # Not the reader's thread: a long restore would delay all look-ups.
         self._finder = Worker("kv-disk-find")
         self._reader = Worker("kv-disk-read")
-        self._writer = Worker("kv-disk-write")
+        self._writer = Worker("kv-disk-write", is_urgent=False)
         self._server = Worker("kv-disk-serve")
         self._overseer = Worker("kv-disk-oversee")
         self._disk_reader = DiskReader(path, frame_format, self.counts)

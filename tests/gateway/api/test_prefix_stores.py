@@ -10,6 +10,7 @@ from gateway.settings.upstreams import UpstreamSettings
 from gateway.upstreams.identity import cache_salt
 from tests.gateway.client import chat
 from tests.gateway.conftest import Stage
+from tests.gateway.processes.serving import free_port
 from tests.gateway.raw_upstream import json_reply, saying
 from tests.gateway.routing.prefixes.engine import Engine, tokens_of
 from tests.gateway.wire import wire
@@ -140,6 +141,20 @@ async def test_a_store_of_its_own_url_is_asked_with_tokens(stage: Stage, owned_b
     assert lookup.get("cache_salt") == (cache_salt(namespace) if is_salted else None)
     assert pin.get("cache_salt") == (cache_salt(namespace, "own") if is_salted else "own")
     assert "cache_salt" not in unpin
+
+
+async def test_each_of_several_stores_is_asked(stage: Stage) -> None:
+    """Of workers that have a part each: one that cannot be reached does not hide what the others reply."""
+    stores = [await stage.prefix(), await stage.prefix()]
+    urls = [*(store.url.removesuffix("/v1") for store in stores), f"http://127.0.0.1:{free_port()}"]
+    async with Engine(has_index=False).serving() as engine:
+        client = await stage.gateway(UpstreamSettings(url=engine.url, prefix_url=tuple(urls)))
+        looked_up = await client.send("POST", PREFIX + "/lookup", PROMPT)
+        cleared = await client.send("DELETE", PREFIX)
+
+    assert list(looked_up.json["upstreams"]) == list(cleared.json["upstreams"]) == urls
+    assert [len(store.store_asked) for store in stores] == [2, 2]
+    assert ["error" in each for each in cleared.json["upstreams"].values()] == [False, False, True]
 
 
 async def test_a_prompt_that_its_upstream_makes_no_tokens_of_is_refused(stage: Stage) -> None:

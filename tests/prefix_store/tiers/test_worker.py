@@ -1,6 +1,7 @@
 """Cancelled work in a thread."""
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
@@ -109,6 +110,18 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, where each thread has a niceness")
+@pytest.mark.parametrize(("is_urgent", "niceness"), [(True, 0), (False, 10)])
+async def test_a_thread_for_what_nobody_waits_for_gives_way(is_urgent: bool, niceness: int) -> None:
+    """An engine that computes on all processors loses less of them to saves."""
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    worker = Worker("test", is_urgent=is_urgent)
+    try:
+        assert await worker.run(lambda cancel: os.getpriority(os.PRIO_PROCESS, 0)) - own == niceness
+    finally:
+        await worker.close()
 
 
 def test_a_thread_that_never_returns_holds_no_process_that_ends() -> None:

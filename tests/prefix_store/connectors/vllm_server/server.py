@@ -32,19 +32,22 @@ class VllmServer:
     url: str
     log: Path
 
-    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+    def post(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Any:
         """The JSON of an answer."""
-        request = Request(self.url + path, json.dumps(body).encode(), {"content-type": "application/json"})  # noqa: S310
+        request = Request(  # noqa: S310
+            self.url + path, json.dumps(body).encode(), {"content-type": "application/json", **(headers or {})}
+        )
         with urlopen(request, timeout=_REQUEST_SECONDS) as reply:  # noqa: S310
             return json.load(reply)
 
-    def complete(self, prompt: Sequence[int], tokens: int = 16, **fields: Any) -> list[int]:
+    def complete(
+        self, prompt: Sequence[int], tokens: int = 16, headers: Mapping[str, str] | None = None, **fields: Any
+    ) -> list[int]:
         """The tokens of a greedy answer to a prompt of tokens."""
         body = {"model": "m", "prompt": list(prompt), "max_tokens": tokens, "temperature": 0, "return_token_ids": True}
-        answer: list[int] = self.post("/v1/completions", {**body, "ignore_eos": True, **fields})["choices"][0][
-            "token_ids"
-        ]
-        return answer
+        answer = self.post("/v1/completions", {**body, "ignore_eos": True, **fields}, headers)
+        found: list[int] = answer["choices"][0]["token_ids"]
+        return found
 
     async def abandon(self, body: Mapping[str, Any], seconds: float) -> None:
         """Sends a request, and breaks its connection after so many seconds."""

@@ -118,7 +118,7 @@ class Soak:
         return [*self._bases[base][:length], *range(5_000 + ending, 5_000 + 3 * ending)]
 
     async def _ask(self, server: VllmServer, prompt: Sequence[int]) -> None:
-        salt = self._pick.choice(({}, {}, {"cache_salt": "tenant"}))
+        salt: dict[str, Any] = self._pick.choice(({}, {}, {"cache_salt": "tenant"}))
         self.counts["requests"] += 1
         key = tuple(prompt)
         if key not in self._known and self._plain is not None:

@@ -170,6 +170,20 @@ def test_ranks_have_a_part_each(tmp_path: Path) -> None:
         assert server.restored() == 2 * 6 * BLOCK
 
 
+def test_data_parallel_engines_have_stores_of_their_own(tmp_path: Path) -> None:
+    """Each at a port of its own, with one folder: what one of them has stored, the other one restores."""
+    model = random_llama(tmp_path / "model", layers=2, hidden=64, heads=2, kv_heads=2)
+    port = free_port()
+    options = {"disk": str(tmp_path / "blocks"), "audit": 0, "address": f"http://127.0.0.1:{port}"}
+    tokens = prompt(10, 6 * BLOCK + 1)
+    with vllm_server(model, options, "--data-parallel-size", "2", "--no-enable-prefix-caching") as server:
+        assert [ask(port + rank, "/v1/prefix")["worker"] for rank in range(2)] == [0, 1]
+        first = server.complete(tokens, headers={"X-data-parallel-rank": "0"})
+        server.settle()
+        assert server.complete(tokens, headers={"X-data-parallel-rank": "1"}) == first
+        assert server.restored("disk") == 6 * BLOCK
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
