@@ -17,6 +17,7 @@ from gateway.commands.operator_client import (
     key_names,
     operator_client,
 )
+from gateway.commands.table import table
 
 _EXAMPLES = """\
 examples:
@@ -76,7 +77,7 @@ def _stats(client: OperatorClient, parsed: argparse.Namespace) -> int:
         print()
         names = key_names(client) if parsed.by == "key" else {}
         heads = (parsed.by.upper(), "REQUESTS", "HITS", "HIT RATE", "TOKENS", "SAVED", "COST", "SAVED $")
-        _print_table(heads, [[names.get(row["name"], row["name"]), *_row(row)] for row in rows])
+        _print_lines(table(heads, [[names.get(row["name"], row["name"]), *_row(row)] for row in rows]))
     return 0
 
 
@@ -106,11 +107,11 @@ def _figures_of(answer: Mapping[str, Any]) -> list[str]:
         ("saved", lambda each: dollars(each["saved"]["dollars"], each["unpriced"])),
     ]
     entries = sum(each["entries"] for each in answer["ages"])
-    cells = [["", *_WINDOWS], *([name, *map(shown, columns)] for name, shown in rows)]
+    cells = [[name, *map(shown, columns)] for name, shown in rows]
     noun = "entry" if entries == 1 else "entries"
     unpriced = windows["all"]["unpriced"]
     notes = [unpriced_note(unpriced) + " (all time)"] if unpriced else []
-    return [*_aligned(cells, left=1), *notes, "", f"{entries:,} {noun}; {_ages(answer['ages'])}"]
+    return [*table(["", *_WINDOWS], cells), *notes, "", f"{entries:,} {noun}; {_ages(answer['ages'])}"]
 
 
 def _ages(classes: Sequence[Mapping[str, Any]]) -> str:
@@ -164,7 +165,7 @@ def _print_entries(entries: Sequence[Mapping[str, Any]]) -> None:
         ]
         for each in entries
     ]
-    _print_table(heads, rows, left=(0, 1, 7))
+    _print_lines(table(heads, rows, left=(0, 1, 7)))
 
 
 def _show(client: OperatorClient, parsed: argparse.Namespace) -> int:
@@ -275,7 +276,7 @@ def _decisions(client: OperatorClient, parsed: argparse.Namespace) -> int:
         "ENTRY",
         "WHY",
     )
-    _print_table(heads, [_decision_row(each) for each in answer["data"]], left=(0, 1, 2, 3, 7, 8, 9, 10))
+    _print_lines(table(heads, [_decision_row(each) for each in answer["data"]], left=(0, 1, 2, 3, 7, 8, 9, 10)))
     for each in answer["data"]:
         if each["question"] is not None:
             print(f"\n{each['question']}\n{each['stored_question']}")
@@ -328,7 +329,7 @@ def _what_if(client: OperatorClient, parsed: argparse.Namespace) -> int:
         ]
         for each in answer["data"]
     ]
-    _print_table(heads, rows, left=(8,))
+    _print_lines(table(heads, rows, left=(8,)))
     return 0
 
 
@@ -411,23 +412,6 @@ def _top(client: OperatorClient, parsed: argparse.Namespace) -> int:
 
 def _print_lines(lines: Sequence[str]) -> None:
     print("\n".join(lines))
-
-
-def _print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> None:
-    for line in _aligned([list(heads), *map(list, rows)], columns=left):
-        print(line)
-
-
-def _aligned(cells: Sequence[Sequence[str]], left: int = 0, columns: Sequence[int] = ()) -> list[str]:
-    """Rows as lines; the first `left` columns and those of `columns` begin at one place, the others end there."""
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    return [
-        "  ".join(
-            cell.ljust(width) if column < left or column in columns else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
-    ]
 
 
 def _tokens(of: Mapping[str, Any]) -> int:

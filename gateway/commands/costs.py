@@ -15,6 +15,7 @@ from gateway.commands.operator_client import (
     key_names,
     operator_client,
 )
+from gateway.commands.table import table
 
 _EXAMPLES = """\
 examples:
@@ -71,13 +72,7 @@ def _print_table(answer: Mapping[str, Any], names: Mapping[str, str]) -> None:
     rows = [[shown(row, name) for name in by] + _figures(row) for row in answer["data"]]
     rows.append(["total", *[""] * (len(by) - 1), *_figures(answer["total"])])
     heads = [*(name.upper() for name in by), "REQUESTS", "HITS", "TOKENS", "COST", "SAVING"]
-    widths = [max(len(row[column]) for row in (heads, *rows)) for column in range(len(heads))]
-    for row in (heads, *rows):
-        cells = (
-            cell.ljust(width) if column < len(by) else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        print("  ".join(cells).rstrip())
+    print("\n".join(table(heads, rows, left=range(len(by)))))
     if unpriced := answer["total"]["unpriced"]:
         print(unpriced_note(unpriced))
     if estimated := answer["total"]["estimated"]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from gateway.commands.amounts import dollars
 from gateway.commands.operator_client import CommandParser, OperatorError, add_operator_options, operator_client
+from gateway.commands.table import table
 
 Json = dict[str, Any]
 Ask = Callable[..., Json]
@@ -59,11 +60,12 @@ def _list(ask: Ask, parsed: argparse.Namespace) -> None:
     answer = ask("GET", "/v1/keys")
     if not parsed.all:
         answer["data"] = [key for key in answer["data"] if not key["revoked"]]
+    heads = ("NAME", "ID", "TEAM", "STATE", "LIMITS", "MODELS")
     rows = [
         (key["name"], key["id"], key["team"], _state(key), _summary(key["limits"]), ", ".join(key["models"]) or "all")
         for key in answer["data"]
     ]
-    _show(answer, parsed, lambda: _print_table(("NAME", "ID", "TEAM", "STATE", "LIMITS", "MODELS"), rows))
+    _show(answer, parsed, lambda: print("\n".join(table(heads, rows, left=range(len(heads))))))
     if not parsed.json and rows:
         _warn_of_unused(answer)
 
@@ -96,7 +98,7 @@ def _teams(ask: Ask, parsed: argparse.Namespace) -> None:
         if limits or parsed.name not in known:
             answer = ask("PUT", _path("teams", parsed.name), body={"limits": {**answer["limits"], **limits}})
     rows = [(team["name"], _summary(team["limits"])) for team in answer.get("data", [answer])]
-    _show(answer, parsed, lambda: _print_table(("TEAM", "LIMITS"), rows))
+    _show(answer, parsed, lambda: print("\n".join(table(("TEAM", "LIMITS"), rows, left=(0, 1)))))
 
 
 # What is sent
@@ -172,12 +174,6 @@ def _shown(key: Json) -> list[str]:
     }
     shown = [f"{name} {rule}" for name, rule in rules.items() if rule]
     return shown if _state(key) == "valid" else [*shown, _state(key)]
-
-
-def _print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(row[column]) for row in (heads, *rows)) for column in range(len(heads))]
-    for row in (heads, *rows):
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 # Options

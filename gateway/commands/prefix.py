@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from gateway.commands.operator_client import (
     add_operator_options,
     operator_client,
 )
+from gateway.commands.table import table
 
 _EXAMPLES = """\
 examples:
@@ -63,7 +64,7 @@ def _stats_lines(upstreams: Mapping[str, Any]) -> list[str]:
         for tier, figures in given.get("tiers", {}).items()
     ]
     heads = ("UPSTREAM", "TIER", "BLOCKS", "SIZE", "TOKENS SAVED", "HITS", "MISSES")
-    lines = _table(heads, rows, left=2) if rows else []
+    lines = table(heads, rows, left=(0, 1)) if rows else []
     return [*lines, *(line for url, given in upstreams.items() for line in _decisions(url, given))]
 
 
@@ -92,7 +93,7 @@ def _lookup_lines(upstreams: Mapping[str, Any]) -> list[str]:
         [url, _count(given["tokens"]), *(_count(given["leading_tokens"].get(tier)) for tier in tiers)]
         for url, given in found.items()
     ]
-    lines = _table(("UPSTREAM", "TOKENS", *map(str.upper, tiers)), rows, left=1) if rows else []
+    lines = table(("UPSTREAM", "TOKENS", *map(str.upper, tiers)), rows) if rows else []
     others = [
         f"{url}: tokens {run['from']:,} to {run['to']:,} at {', '.join(run['names'])}"
         for url, given in found.items()
@@ -153,19 +154,6 @@ def _capacity(figures: Mapping[str, Any]) -> str:
 
 def _bytes(number: int) -> str:
     return next((f"{number / size:.1f} {unit}" for size, unit in _UNITS if number >= size), f"{number} B")
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int) -> list[str]:
-    """Rows as lines; the first `left` columns begin at one place, the others end there."""
-    cells = [heads, *rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if column < left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
-    ]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -258,7 +258,7 @@ class PromptOfStore(Struct, kw_only=True):
 
 
 class RepliesOfStores(Struct, kw_only=True):
-    """The reply of each upstream, by its URL, or its error."""
+    """The reply of each upstream, by its URL, or its error. Where one has several stores: of each store, by its own."""
 
     upstreams: dict[str, Object]
 

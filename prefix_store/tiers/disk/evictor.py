@@ -122,9 +122,7 @@ class Evictor:
         ends = _ends(fresh) + [fresh[name.key] for name in self.folder.pinned() if name.key in fresh]
         fits = self._newest_that_fit(fresh, ends)
         too_many = [block.name for key, block in fresh.items() if key not in fits and key not in self._orphans]
-        for name in too_many:
-            self._unlink(name)
-        self._note_removed([name.key for name in too_many])
+        self._unlink(too_many)
         self._names.update((key, fresh[key].name) for key in fits)
         self._pins_changed = True
         for block in ends:
@@ -172,6 +170,8 @@ class Evictor:
                     if self._has_its_parent(name):
                         self._names[name.key] = name
                         written = record
+                    elif self._has_lost_its_parent(name):
+                        self._unlink([name])
                     else:
                         self._orphans.add(name, record.number, journal)
                 case Kind.USED if name.key in self._names:
@@ -194,16 +194,22 @@ class Evictor:
     def _has_its_parent(self, name: BlockName) -> bool:
         return name.is_first or name.parent in self._names
 
+    def _has_lost_its_parent(self, name: BlockName) -> bool:
+        """Whether its parent was removed, and not written again by a process whose journal is read later.
+
+        Such a block is not worth the wait: it would be charged to the space of its writer, which is about to write more
+        of the same chain.
+        """
+        parent = self._orphans.removed_parent(name)
+        return parent is not None and not os.path.exists(self.folder.block(parent))
+
     def _place_orphans(self) -> None:
         """Admits orphans whose parents are known by now; removes those whose time is up."""
         self._orphans.forget(self._names.keys())
         for orphan in self._orphans.pop_ready(self._has_its_parent):
             self._names[orphan.name.key] = orphan.name
             self._use(orphan.name, Access(time.monotonic()), orphan.size)
-        given_up = [orphan.name for orphan in self._orphans.expire()]
-        for name in given_up:
-            self._unlink(name)
-        self._note_removed([name.key for name in given_up])
+        self._unlink([orphan.name for orphan in self._orphans.expire()])
 
     def _apply_pins(self) -> None:
         """Applies the pins in the folder: removes those of missing blocks, shortens those beyond the limit."""
@@ -251,23 +257,22 @@ class Evictor:
         return self._accesses[key]
 
     def _remove(self, keys: Sequence[bytes]) -> None:
-        """Removes files, tails first. An open file stays readable."""
-        for key in keys:
-            name = self._names.pop(key)
-            self._unlink(name)
-            if key in self._pins.ends:
+        """Removes known blocks, tails first. An open file stays readable."""
+        names = [self._names.pop(key) for key in keys]
+        for name in names:
+            if name.key in self._pins.ends:
                 self._unpin(name)
         self._pins.forget(keys)
-        self._note_removed(keys)
+        self._unlink(names)
 
-    def _note_removed(self, keys: Sequence[bytes]) -> None:
-        self._orphans.note_removed(keys)
-        if keys:
-            self._on_removed(list(keys))
-
-    def _unlink(self, name: BlockName) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.folder.block(name))
+    def _unlink(self, names: Sequence[BlockName]) -> None:
+        """Removes files, and says so."""
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.folder.block(name))
+        self._orphans.note_removed(names)
+        if names:
+            self._on_removed([name.key for name in names])
 
     def _reclaim_journals(self) -> None:
         """Reads and removes the journals of ended processes."""

@@ -32,7 +32,7 @@ class Orphans:
     def __init__(self) -> None:
         self._waiting: dict[bytes, Orphan] = {}
         # The blocks evicted last: their children have no parent, as when a policy evicts a chain that is being written.
-        self._removed: OrderedDict[bytes, None] = OrderedDict()
+        self._removed: OrderedDict[bytes, BlockName] = OrderedDict()
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._waiting
@@ -42,11 +42,15 @@ class Orphans:
         patience = _PARENT_REMOVED_SECONDS if name.parent in self._removed else ORPHAN_SECONDS
         self._waiting.setdefault(name.key, Orphan(name, size, time.monotonic() + patience, journal))
 
-    def note_removed(self, keys: Iterable[bytes]) -> None:
+    def note_removed(self, names: Iterable[BlockName]) -> None:
         """These blocks have been removed; their children stay orphans unless they are written again."""
-        self._removed.update(dict.fromkeys(keys))
+        self._removed.update((name.key, name) for name in names)
         while len(self._removed) > _MAX_REMOVED:
             self._removed.popitem(last=False)
+
+    def removed_parent(self, name: BlockName) -> BlockName | None:
+        """The parent of this block, if it was removed lately."""
+        return self._removed.get(name.parent)
 
     def forget(self, known: Collection[bytes]) -> None:
         """Drops orphans that are known by now."""

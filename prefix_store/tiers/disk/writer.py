@@ -18,6 +18,7 @@ from prefix_store.tiers.disk.folder_session import FolderSession, Use, scratch
 _EVICTOR_TIMEOUT = 2.0
 _POLL_SECONDS = 0.01
 _PAUSE = 1.0
+_NO_PARENT = "what comes before it is not here"
 
 
 class DiskWriter:
@@ -54,8 +55,6 @@ class DiskWriter:
         """
         first, reason = len(chain) - len(sources), ""
         try:
-            if first and not session.has(block_name(self._format, chain, first - 1)):
-                reason = "what comes before it is not here"
             while not reason and progress.done < len(sources):
                 place = first + progress.done
                 reason = self._store(session, chain, place, sources[progress.done], cancel)
@@ -79,6 +78,8 @@ class DiskWriter:
             return ""
         if reason := self._wait_for_space(session):
             return reason
+        if place and not session.has(block_name(self._format, chain, place - 1)):  # a full disk may evict what is new
+            return _NO_PARENT
         try:
             with cancel:
                 self._format.seal(chain[place], source, self._frame)

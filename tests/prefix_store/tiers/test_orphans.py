@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +10,15 @@ import pytest
 
 from prefix_store.eviction.lru import LeastRecentlyUsed
 from prefix_store.frames.block_id import BlockId
-from prefix_store.tiers.disk.block_name import BlockName
+from prefix_store.frames.segments import Bytes
+from prefix_store.tiers.cancellation import CancelToken
+from prefix_store.tiers.counts import Progress, TierCounts
+from prefix_store.tiers.disk.block_name import BlockName, block_name
 from prefix_store.tiers.disk.disk_tier import DiskTier
+from prefix_store.tiers.disk.evictor import Evictor, bytes_ahead, lock_evictor
 from prefix_store.tiers.disk.folder import Folder
-from prefix_store.tiers.disk.folder_session import FolderSession
+from prefix_store.tiers.disk.folder_session import FolderSession, Use
+from prefix_store.tiers.disk.writer import DiskWriter
 from tests.prefix_store.tiers.blocks import chain, format_of
 from tests.prefix_store.tiers.test_contract import kept
 from tests.prefix_store.tiers.waiting import until
@@ -79,14 +84,86 @@ async def test_an_orphan_goes_and_its_tier_says_so(full: Full) -> None:
     await until(lambda: {orphan.key, bereaved.key} <= set(full.removed), "the tier has said so")
 
 
-async def test_a_child_whose_parent_is_heard_of_later_stays(full: Full) -> None:
+class Turns:
+    """A folder whose evictor takes a turn when it is told to."""
+
+    def __init__(self, path: Path) -> None:
+        self.folder = Folder.open(path)
+        lock = lock_evictor(self.folder)
+        assert lock is not None
+        self.evictor = Evictor(self.folder, lock, CAPACITY, LeastRecentlyUsed(), lambda keys: None)
+        self.sessions: list[FolderSession] = []
+
+    def session(self) -> FolderSession:
+        """One more process, whose journal is read after those of the others."""
+        self.sessions.append(FolderSession(self.folder))
+        self.evictor.turn()
+        return self.sessions[-1]
+
+    def close(self) -> None:
+        for session in self.sessions:
+            session.close()
+        self.evictor.close()
+
+
+@pytest.fixture
+def turns(tmp_path: Path) -> Iterator[Turns]:
+    made = Turns(tmp_path / "kv")
+    yield made
+    made.close()
+
+
+def save(session: FolderSession, name: BlockName) -> None:
+    session.save(name, np.zeros(FORMAT.frame_bytes, np.uint8))
+
+
+def test_a_child_whose_parent_is_heard_of_later_stays(turns: Turns) -> None:
     """The parent's journal is read later; an earlier removal of the parent makes no difference."""
-    parent, child = chain("0", 20)[0], chain("0", 20)[1]
-    await full.tier.discard([parent], 0)
-    await until(lambda: parent.key in full.removed, "the parent is gone")
-    await full.write(child)
-    await full.write(parent, is_first=True)
-    evictor = full.tier._maintenance.evictor
-    assert evictor is not None
-    await until(lambda: child.key in evictor._names, "both are in the books")
-    assert full.has(child)
+    parent, child = (block_name(FORMAT, chain("0", 2), place) for place in range(2))
+    first, later = turns.session(), turns.session()
+    save(first, parent)
+    turns.evictor.turn()
+    first.discard(parent)
+    turns.evictor.turn()
+    save(later, parent)
+    save(first, child)
+    turns.evictor.turn()
+    assert (first.has(parent), first.has(child)) == (True, True)
+    assert {parent.key, child.key} <= set(turns.evictor._names)
+
+
+def test_a_child_of_an_evicted_block_takes_no_room_from_its_writer(turns: Turns) -> None:
+    """A policy that evicts a chain while it is written does not make its writer wait."""
+    session, names = turns.session(), [block_name(FORMAT, chain("0", 4), place) for place in range(4)]
+    save(session, names[0])
+    save(session, names[1])
+    turns.evictor.turn()
+    session.discard(names[1])
+    turns.evictor.turn()
+    room = bytes_ahead(CAPACITY)
+    assert session.may_write(room)
+    save(session, names[2])
+    save(session, names[3])
+    assert not session.may_write(room)
+    turns.evictor.turn()
+    assert session.may_write(room)
+    assert [session.has(name) for name in names] == [True, False, False, False]
+
+
+class Evicting(FolderSession):
+    """What is written is evicted at once."""
+
+    def save(self, name: BlockName, frame: Bytes) -> None:
+        super().save(name, frame)
+        self.discard(name)
+
+
+def test_the_rest_of_a_chain_that_is_evicted_meanwhile_is_not_written(turns: Turns) -> None:
+    """It would be of no use."""
+    session, blocks, progress = Evicting(turns.folder), chain("0", 3), Progress()
+    turns.sessions.append(session)
+    turns.evictor.turn()
+    writer = DiskWriter(turns.folder.path, FORMAT, TierCounts(), lambda seconds: True)
+    sources = [[np.zeros(FORMAT.layout.nbytes, np.uint8)] for _ in blocks]
+    reason = writer.store(session, blocks, sources, Use(1, None), progress, CancelToken())
+    assert (progress.done, reason) == (1, "what comes before it is not here")
