@@ -1,6 +1,7 @@
 """Random requests to two vLLM servers with one store, with faults: `python -m …vllm_server.soak OPERATIONS [SEED]`.
 
-Both have the connector, a folder on disk together, and an index in Valkey by which they are peers. Operations are
+Both have the connector, a folder on disk together, and an index in Valkey by which they are peers; one computes in a
+process of its own, as with several ranks, the other in that of its scheduler, as on one GPU. Operations are
 requests one at a time and several at once, requests that are taken back, damaged, cut and removed frames, a Valkey that
 is stopped and goes on, and kills of a server, which is started again. Every answer must be that of a vLLM without a
 connector, and come within a minute. The status is 1 otherwise.
@@ -31,6 +32,9 @@ _BASES, _LONGEST = 24, 600
 _WEIGHTS = {"ask": 820, "ask several": 90, "take back": 60, "damage": 20, "stop Valkey": 8, "kill": 1}
 _LONGEST_STOP = 1.5
 _POOL = ("--num-gpu-blocks-override", "96")
+# A worker of its own spins for a second after each step: three of them leave each other little of a few processors.
+_ONE_PROCESS = ("--distributed-executor-backend", "uni")
+_MAY_BE_ONE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
 class Soak:
@@ -62,7 +66,9 @@ class Soak:
 
     def start(self) -> None:
         """All servers."""
-        self._plain = self._reference.enter_context(vllm_server(self._model, None, *_POOL))
+        self._plain = self._reference.enter_context(
+            vllm_server(self._model, None, *_POOL, *_ONE_PROCESS, environment=_MAY_BE_ONE)
+        )
         for place in range(2):
             self._servers.append(self._started(place))
 
@@ -105,8 +111,9 @@ class Soak:
 
     def _started(self, place: int) -> tuple[VllmServer, ExitStack]:
         stack = ExitStack()
-        caching = () if place else ("--no-enable-prefix-caching",)
-        return stack.enter_context(vllm_server(self._model, self._options[place], *_POOL, *caching)), stack
+        own = _ONE_PROCESS if place else ("--no-enable-prefix-caching",)
+        started = vllm_server(self._model, self._options[place], *_POOL, *own, environment=_MAY_BE_ONE)
+        return stack.enter_context(started), stack
 
     def _server(self) -> VllmServer:
         return self._pick.choice(self._servers)[0]
