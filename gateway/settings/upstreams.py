@@ -66,7 +66,8 @@ class UpstreamSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     (`/kv_event_sources`), and all its data-parallel ranks are followed.
     """
     prefix_url: Annotated[
-        _Origin | tuple[_Origin, ...] | None, Meta(description="a URL such as http://127.0.0.1:8090, or a list of them")
+        Annotated[tuple[_Origin, ...], Meta(min_length=1)] | _Origin | None,
+        Meta(description="a URL such as http://127.0.0.1:8090, or a list of them"),
     ] = None
     """Where the prefix store of a vLLM answers, if it has Keepgate's: it is inspected and changed by
     `/v1/cache/prefix`. A list for the workers of several ranks.
@@ -82,7 +83,7 @@ class UpstreamSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def prefix_urls(self) -> tuple[str, ...]:
-        return (self.prefix_url,) if isinstance(self.prefix_url, str) else self.prefix_url or ()
+        return (self.prefix_url,) if isinstance(self.prefix_url, str) else tuple(dict.fromkeys(self.prefix_url or ()))
 
 
 class RuleSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -97,7 +97,7 @@ class Worker:
     def _work(self, end: Future[None]) -> None:
         if not self._is_urgent and sys.platform == "linux":  # elsewhere niceness is that of a process
             with contextlib.suppress(OSError):  # a sandbox may forbid it: then it is as urgent as the rest
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+                os.nice(_NICENESS)
         while (job := self._jobs.get()) is not None:
             future, work = job
             if not future.set_running_or_notify_cancel():

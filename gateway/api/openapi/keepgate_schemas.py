@@ -258,7 +258,7 @@ class PromptOfStore(Struct, kw_only=True):
 
 
 class RepliesOfStores(Struct, kw_only=True):
-    """The reply of each upstream, by its URL, or its error. Where one has several stores: of each store, by its own."""
+    """The reply of each upstream by its URL, or its error. Several stores of one upstream reply by their own URLs."""
 
     upstreams: dict[str, Object]
 

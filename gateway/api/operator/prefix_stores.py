@@ -129,10 +129,11 @@ class _Question(NamedTuple):
 
 async def _ask(upstream: Upstream, question: _Question) -> dict[str, Reply]:
     deadline = _REPORT_DEADLINE if question.method == "GET" else _OPERATION_DEADLINE
+    until = asyncio.get_running_loop().time() + deadline
 
     async def in_time(reply: Awaitable[bytes]) -> Reply:
         try:
-            async with asyncio.timeout(deadline):
+            async with asyncio.timeout_at(until):
                 return await reply
         except GatewayError as error:
             return error

@@ -55,6 +55,8 @@ class DiskWriter:
         """
         first, reason = len(chain) - len(sources), ""
         try:
+            if not self._has_parent(session, chain, first):
+                reason = _NO_PARENT
             while not reason and progress.done < len(sources):
                 place = first + progress.done
                 reason = self._store(session, chain, place, sources[progress.done], cancel)
@@ -78,7 +80,7 @@ class DiskWriter:
             return ""
         if reason := self._wait_for_space(session):
             return reason
-        if place and not session.has(block_name(self._format, chain, place - 1)):  # a full disk may evict what is new
+        if not self._has_parent(session, chain, place):  # a full disk may evict what is new
             return _NO_PARENT
         try:
             with cancel:
@@ -91,6 +93,9 @@ class DiskWriter:
         self._counts.writes += 1
         self._counts.bytes_written += self._format.frame_bytes
         return ""
+
+    def _has_parent(self, session: FolderSession, chain: Sequence[BlockId], place: int) -> bool:
+        return not place or session.has(block_name(self._format, chain, place - 1))
 
     def _wait_for_space(self, session: FolderSession) -> str:
         """Waits for space. Returns the reason if a frame cannot be written, else an empty text. Raises OSError."""

@@ -237,6 +237,13 @@ def test_a_bad_file_is_named_with_what_would_be_right(tmp_path: Path, text: str 
         ("upstreams:\n- {url: 'http://a', wieght: 2}\n", 2, "upstreams[0].wieght is not a setting; did you mean upstr"),
         ("upstreams:\n- url: http://a\n  weight: 0\n", 3, "upstreams[0].weight: expected a number more than 0, got 0"),
         ("upstreams:\n- weight: 1\n", 2, "upstreams[0]: url is missing"),
+        ("upstreams:\n- {url: 'http://a', prefix_url: 'b:1'}\n", 2, "upstreams[0].prefix_url: expected a URL such as"),
+        ("upstreams:\n- {url: 'http://a', prefix_url: []}\n", 2, "upstreams[0].prefix_url: expected a URL such as"),
+        (
+            "upstreams:\n- url: http://a\n  prefix_url: ['b:1']\n",
+            3,
+            "upstreams[0].prefix_url[0]: expected a URL such as",
+        ),
         ("upstreams:\n- url: http://a\n  api_key: sk-1\n", 3, "upstreams[0].api_key: expected env:NAME or file:PATH"),
         (
             "routing:\n  models:\n    a: {strategy: weighted}\n    b:\n      strategy: best\n",
