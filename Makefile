@@ -17,7 +17,7 @@ CLIENTS := tests/clients/node_modules/.package-lock.json
 WITH_PATH := PATH="$(abspath $(BIN)):$$PATH"
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test soak chaos test-compose test-clients test-vllm test-sglang test-gpu sbom lint format docs docs-serve bench bench-compare bench-semantic bench-gpu lock wheel clean
+.PHONY: help install serve test soak chaos test-compose test-clients test-vllm soak-vllm test-sglang test-gpu sbom lint format docs docs-serve bench bench-compare bench-semantic bench-gpu lock wheel clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,13 @@ VLLM := build/vllm
 test-vllm: $(INSTALLED) ## run the KV connector and the gateway with vLLM for CPUs; installs 2 GB in build/vllm
 	@$(BIN)/python -m tests.prefix_store.connectors.vllm_server.install $(VLLM)
 	@TEST_VLLM="$(abspath $(VLLM))" exec $(BIN)/python -m pytest tests/prefix_store/connectors/vllm_server tests/gateway/vllm $(ARGS)
+
+# Of soak-vllm; 10,000 take a quarter of an hour.
+OPERATIONS ?= 10000
+
+soak-vllm: $(INSTALLED) ## random requests and faults beside a vLLM without a connector, OPERATIONS of them (10000)
+	@$(BIN)/python -m tests.prefix_store.connectors.vllm_server.install $(VLLM)
+	@TEST_VLLM="$(abspath $(VLLM))" exec $(BIN)/python -m tests.prefix_store.connectors.vllm_server.soak $(OPERATIONS)
 
 # These run in the environment itself, which has SGLang and what the backend needs of it.
 SGLANG := build/sglang

@@ -18,7 +18,7 @@ def models(scratch: Path, quick: bool) -> dict[str, Path]:
     found = {"SmolLM2-135M": smollm2()}
     if not quick:
         folder = scratch / "model"
-        found["a random model of 190M"] = random_llama(folder, layers=16, hidden=1024, heads=16, kv_heads=8)
+        found["a random model of 200M"] = random_llama(folder, layers=16, hidden=1024, heads=16, kv_heads=8)
     return found
 
 

@@ -65,7 +65,8 @@ def kv_memory(caches: Mapping[str, torch.Tensor], num_blocks: int) -> KvMemory:
     if first.dim() != 4 or first.shape[0] != num_blocks:
         raise ValueError(
             f"the KV cache of layer {name} has the shape {tuple(first.shape)}, "
-            f"expected [blocks, heads, tokens, content] with {num_blocks} blocks"
+            f"expected [blocks, heads, tokens, content] with {num_blocks} blocks; if the attention kernels "
+            "split blocks of this size, choose a smaller --block-size"
         )
     for other, cache in others:
         if cache.shape != first.shape or cache.dtype != first.dtype or cache.device != first.device:

@@ -1,11 +1,13 @@
 """Which models and settings of vLLM the connector refuses, on stand-ins for vLLM's configuration."""
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from prefix_store.codecs.registry import codec_named
+from prefix_store.connectors import vllm_support
 from prefix_store.connectors.vllm_support import check_codecs, check_setup, check_version
 from prefix_store.store.config import StoreConfig
 
@@ -105,3 +107,33 @@ def test_a_vllm_without_the_interface_is_refused() -> None:
     """Here there is none at all; the message says which versions were tested."""
     with pytest.raises(ValueError, match=r"vLLM 0\.9\.1 has no vllm\..*KVConnectorBase_V1; .* tested with 0\.32"):
         check_version("0.9.1")
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, bool]]:
+    """The interface as modules of classes, whose names a test may remove before it checks them."""
+    classes: dict[str, dict[str, bool]] = {}
+    for place, names in vllm_support._NEEDED.items():
+        module, _, class_name = place.partition(":")
+        found = ModuleType(module)
+        members = classes[class_name] = dict.fromkeys(names, True)
+        found.__getattr__ = lambda name, members=members: type(name, (), members)  # type: ignore[method-assign, misc]
+        monkeypatch.setitem(sys.modules, module, found)
+    return classes
+
+
+def test_a_part_of_the_interface_that_is_gone_is_named(modules: dict[str, dict[str, bool]]) -> None:
+    """Not at the first request: when vLLM starts."""
+    del modules["KVConnectorBase_V1"]["get_finished"]
+    with pytest.raises(ValueError, match=r"has no KVConnectorBase_V1\.get_finished; .* tested with 0\.32"):
+        check_version("0.40.0")
+
+
+@pytest.mark.parametrize(("version", "warnings"), [("0.32.0", 0), ("0.32.4", 0), ("0.33.0", 1), ("0.320.0", 1)])
+def test_a_version_that_was_not_tested_is_a_warning(
+    modules: dict[str, dict[str, bool]], caplog: pytest.LogCaptureFixture, version: str, warnings: int
+) -> None:
+    """It may work: vLLM starts."""
+    check_version(version)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * warnings
+    assert all(version in record.message and "0.32" in record.message for record in caplog.records)

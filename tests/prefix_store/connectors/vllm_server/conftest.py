@@ -20,6 +20,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def plain(model: Path) -> Iterator[VllmServer]:
-    """vLLM without a connector."""
-    with vllm_server(model, None) as server:
+    """vLLM without a connector, and without its own prefix cache, whose faults would be in the reference."""
+    with vllm_server(model, None, "--no-enable-prefix-caching") as server:
         yield server

@@ -108,8 +108,8 @@ def test_many_requests_with_few_blocks(server: VllmServer, plain: VllmServer) ->
     assert server.restored() > 0
 
 
-async def test_requests_that_are_taken_back(server: VllmServer) -> None:
-    """While they load, compute and save: the engine goes on, and no block is lost."""
+async def test_requests_that_are_taken_back(server: VllmServer, plain: VllmServer) -> None:
+    """While they load, compute and save: the engine goes on, and no block is lost or wrong."""
     tokens = prompt(7, 40 * BLOCK)
     server.complete(tokens)
     server.settle()
@@ -119,7 +119,7 @@ async def test_requests_that_are_taken_back(server: VllmServer) -> None:
     await until(lambda: server.metric("vllm:num_requests_running") + server.metric("vllm:num_requests_waiting") == 0)
     await until(lambda: server.metric("vllm:kv_cache_usage_perc") == 0)
     answer = await asyncio.to_thread(server.complete, tokens)
-    assert answer == await asyncio.to_thread(server.complete, tokens)
+    assert answer == await asyncio.to_thread(plain.complete, tokens)
 
 
 def test_operators_see_the_store(server: VllmServer, store_port: int) -> None:
@@ -156,6 +156,19 @@ def test_a_restart_keeps_prompts(server: VllmServer, model: Path, disk: Path, pl
         other = [*tokens[:-2], 7, 8]
         assert again.complete(other) == plain.complete(other)
         assert again.metric("keepgate_prefix_bad_frames_total", tier="disk") > 0
+
+
+def test_a_prompt_is_restored_below_the_prefix_cache_of_vllm(model: Path, disk: Path, plain: VllmServer) -> None:
+    """Its own cache is asked first, and the store for what comes after that, once."""
+    tokens, longer = prompt(11, 8 * BLOCK + 3), prompt(11, 12 * BLOCK + 3)
+    options = {"disk": str(disk / "beside"), "audit": 0}
+    for start in range(2):
+        with vllm_server(model, options) as server:
+            assert server.complete(longer if start else tokens) == plain.complete(longer if start else tokens)
+            assert server.restored() == 8 * BLOCK * start
+            server.settle()
+            assert server.complete(tokens) == plain.complete(tokens)
+            assert server.restored() == 8 * BLOCK * start
 
 
 def test_ranks_have_a_part_each(tmp_path: Path) -> None:
