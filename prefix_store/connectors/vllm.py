@@ -105,7 +105,7 @@ class KeepgateConnector(KVConnectorBase_V1):  # type: ignore[misc]
         options = read_options(self._kv_transfer_config.kv_connector_extra_config)
         self._options = options
         self._block_size: int = vllm_config.cache_config.block_size
-        config = options.config(self._number)
+        config = options.config(self._worker_number)
         check_codecs(config)
         self._tenants = Tenants(self._block_size, _ROOT, config.secret.encode() or None)
         publish(options.public_prefix, vllm_config.model_config, self._tenants.published)
@@ -134,7 +134,7 @@ class KeepgateConnector(KVConnectorBase_V1):  # type: ignore[misc]
         return int(self._vllm_config.parallel_config.rank)
 
     @property
-    def _number(self) -> int:
+    def _worker_number(self) -> int:
         """Of this worker among those of the server on this host: data-parallel engines have their workers in turn."""
         parallel = self._vllm_config.parallel_config
         return int(parallel.data_parallel_rank_local or 0) * int(parallel.world_size) + self._rank
@@ -152,7 +152,7 @@ class KeepgateConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._reporter = StoreReporter(self._worker, self._block_size)
         log.info(
             "the prefix store of worker %d keeps blocks of %d tokens and %d bytes in %s",
-            *(self._number, self._block_size, thread.value.block_bytes, ", ".join(thread.value.store.tiers)),
+            *(self._worker_number, self._block_size, thread.value.block_bytes, ", ".join(thread.value.store.tiers)),
         )
 
     @asynccontextmanager
@@ -165,7 +165,7 @@ class KeepgateConnector(KVConnectorBase_V1):  # type: ignore[misc]
         names.append(PartNames(namespace))
         async with AsyncExitStack() as stack:
             opened = await stack.enter_async_context(open_store(self._store_config, namespace, layout))
-            if (at := listening(self._options, self._number)) is not None:
+            if (at := listening(self._options, self._worker_number)) is not None:
                 blocks_of = token_blocks(self._block_size, self._tenants, names[0])
                 api = StoreApi(opened, self._block_size, blocks_of, lambda: self._state(opened))
                 await stack.enter_async_context(serving(api.application(), at))
@@ -182,7 +182,7 @@ class KeepgateConnector(KVConnectorBase_V1):  # type: ignore[misc]
         worker = self._worker
         described = describe_store(opened, self._block_size, None if worker is None else worker.block_seconds)
         audits = None if worker is None else worker.audits()
-        return {**described, "engine": f"vllm {vllm.__version__}", "worker": self._number, "audits": audits}
+        return {**described, "engine": f"vllm {vllm.__version__}", "worker": self._worker_number, "audits": audits}
 
     @_contained()
     def handle_preemptions(self, kv_connector_metadata: StepMetadata) -> None:

@@ -35,7 +35,7 @@ _POOL = ("--num-gpu-blocks-override", "96")
 _NO_CACHE = ("--no-enable-prefix-caching",)
 # A worker of its own spins for a second after each step: three of them leave each other little of a few processors.
 _ONE_PROCESS = ("--distributed-executor-backend", "uni")
-_MAY_BE_ONE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+_ONE_PROCESS_VARIABLES = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
 class Soak:
@@ -68,7 +68,7 @@ class Soak:
     def start(self) -> None:
         """All servers."""
         self._plain = self._reference.enter_context(
-            vllm_server(self._model, None, *_POOL, *_NO_CACHE, *_ONE_PROCESS, environment=_MAY_BE_ONE)
+            vllm_server(self._model, None, *_POOL, *_NO_CACHE, *_ONE_PROCESS, environment=_ONE_PROCESS_VARIABLES)
         )
         for place in range(2):
             self._servers.append(self._started(place))
@@ -113,7 +113,7 @@ class Soak:
     def _started(self, place: int) -> tuple[VllmServer, ExitStack]:
         stack = ExitStack()
         own = _ONE_PROCESS if place else _NO_CACHE
-        started = vllm_server(self._model, self._options[place], *_POOL, *own, environment=_MAY_BE_ONE)
+        started = vllm_server(self._model, self._options[place], *_POOL, *own, environment=_ONE_PROCESS_VARIABLES)
         return stack.enter_context(started), stack
 
     def _server(self) -> VllmServer:
