@@ -12,14 +12,14 @@ from tests.prefix_store.connectors.vllm_server.server import VllmServer
 
 _ROUNDS, _QUICK_ROUNDS = 7, 1
 _REQUESTS, _AT_ONCE, _PROMPT, _ANSWER = 32, 8, 512, 32
-_UNTIL_FULL = 2
-"""Rounds in which the tiers of the larger model fill."""
+_UNTIL_FULL = 3
+"""Rounds in which the tiers fill."""
 _METHOD = f"""\
 vLLM 0.32 for CPUs in bfloat16 on all cores, threads that wait do not spin (OMP_WAIT_POLICY=PASSIVE): {_REQUESTS}
 prompts of {_PROMPT} random tokens, new in every round, {_AT_ONCE} at a time, answers of {_ANSWER} tokens; by turns a
 server without a connector and one that keeps all blocks in host memory and on disk, which goes first alternates. The
-figure is tokens a second with the connector against without, from when the larger model's tiers of 1 GiB are full: from
-then on what is written replaces something, as in operation."""
+figure is tokens a second with the connector against without, from when the tiers of 1 GiB are full: from then on what
+is written replaces something, as in operation."""
 
 
 async def measure(quick: bool) -> Figure:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from prefix_store.connectors.lookup_sockets import LookupClient
 from prefix_store.connectors.transfers import (
     NO_NAMESPACE,
     Audit,
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 
 _LOOKUP_SECONDS = 2.0
 """An answer that takes longer is not waited for. Workers answer within .5 s, at the end of a step."""
+_PROMPT_SECONDS = 0.005
+"""So long a step waits for workers that were asked ahead of it, if they answered the last time."""
 
 
 class EngineRequest(Protocol):
@@ -65,6 +68,8 @@ class _Tracked:
     lookup: int = 0
     """The number of its last look-up."""
     asked_at: float | None = None
+    """When the step with it began."""
+    asked_ahead_at: float | None = None
     found: Found | None = None
     in_engine: int = 0
     """Blocks that the engine itself had at the last question."""
@@ -81,7 +86,9 @@ class _Tracked:
 
 
 class SchedulerSide:
-    """Decides for all workers of one engine, in the scheduler's thread; never waits.
+    """Decides for all workers of one engine, in the scheduler's thread.
+
+    It waits for nothing but, for some milliseconds, the answer to a look-up that it asked ahead.
 
     Args:
         block_size: tokens in a block of the engine.
@@ -90,6 +97,7 @@ class SchedulerSide:
         loads: whether stored blocks are loaded.
         saves: whether computed blocks are stored.
         audit_every: one in so many prefixes that could be loaded is computed, and compared; 0: none.
+        ahead: asks the workers ahead of the steps; None: they are asked with the steps alone.
         clock: seconds.
     """
 
@@ -101,6 +109,7 @@ class SchedulerSide:
         loads: bool = True,
         saves: bool = True,
         audit_every: int = 0,
+        ahead: LookupClient | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rate = PrefillRate(block_size)
@@ -118,7 +127,11 @@ class SchedulerSide:
         self._requests: dict[str, _Tracked] = {}
         self._lookups = 0
         self._partial: dict[str, Found] = {}
-        """Answers of some of the workers."""
+        """Answers of some of the workers, with steps."""
+        self._ahead = ahead
+        self._partial_ahead: dict[str, Found] = {}
+        self._are_prompt = True
+        """Whether the workers' last answer came in the time that a step waits."""
         self._plan = StepPlan()
         self._step = 0
         self._steps: dict[int, tuple[float, int, int]] = {}
@@ -129,6 +142,10 @@ class SchedulerSide:
         """A new request: asks where its blocks are, while it waits in the queue."""
         if request.request_id not in self._requests and (tracked := self._track(request)) is not None:
             self._ask(tracked)
+            # Before workers have other names, blocks must not be found by the old ones.
+            may_ask = tracked.found is None and not self._plan.starts_epoch
+            if may_ask and self._ahead is not None and self._ahead.ask(self._plan.lookups[-1]):
+                tracked.asked_ahead_at = time.monotonic()
 
     def matched_tokens(self, request: EngineRequest, computed: int) -> int | None:
         """How many tokens after the first ``computed`` are to be loaded; None: that is not known yet."""
@@ -136,6 +153,8 @@ class SchedulerSide:
         tracked = self._requests.get(request.request_id)
         if tracked is None or tracked.was_loaded or not self._loads:
             return 0
+        if tracked.found is None and self._ahead is not None and tracked.asked_ahead_at is not None:
+            self._hear(self._ahead, tracked, tracked.asked_ahead_at + _PROMPT_SECONDS)
         if tracked.found is None:
             if tracked.asked_at is None or self._clock() - tracked.asked_at <= _LOOKUP_SECONDS:
                 return None
@@ -191,6 +210,7 @@ class SchedulerSide:
             if (tracked := self._requests.get(lookup.request_id)) is not None:
                 tracked.asked_at = now
         plan.is_idle = not rows
+        plan.asks_at = b"" if self._ahead is None else self._ahead.awaited_at
         plan.block_seconds = self.rate.block_seconds
         self._step = plan.step = self._step + 1
         if rows:
@@ -212,12 +232,12 @@ class SchedulerSide:
                     tracked.saved = min(tracked.saved, computed)
                 tracked.loading_until = 0
         for request_id, answer in report.found.items():
-            self._answered(request_id, answer)
+            self._answered(request_id, answer, self._partial)
 
     def finished(self, request: EngineRequest, block_ids: Sequence[int]) -> bool:
         """A request is over. Returns whether its blocks must stay until the workers report the end of its saves."""
         tracked = self._requests.pop(request.request_id, None)
-        self._partial.pop(request.request_id, None)
+        self._forget_answers(request.request_id)
         if tracked is None:
             return False
         answer = max(0, request.num_tokens - request.num_prompt_tokens)
@@ -246,6 +266,12 @@ class SchedulerSide:
             else:
                 self._ask(tracked)
 
+    def close(self) -> None:
+        """Asks no more ahead."""
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
+
     def _track(self, request: EngineRequest) -> _Tracked | None:
         """None: nothing of it can be told by its tokens."""
         reason = (
@@ -265,23 +291,39 @@ class SchedulerSide:
 
     def _ask(self, tracked: _Tracked) -> None:
         self._extend(tracked, min(tracked.limit, tracked.request.num_tokens) // self._block_size)
-        self._partial.pop(tracked.request.request_id, None)
+        self._forget_answers(tracked.request.request_id)
         self._lookups += 1
         tracked.lookup = self._lookups
         tracked.saved, tracked.is_void = 0, False
         tracked.known = len(tracked.chain.blocks)
         # Without blocks there is nothing to wait for, but the workers must know the request: its answer may fill some.
-        tracked.found, tracked.asked_at = None if tracked.chain.blocks else Found(), None
+        tracked.found = None if tracked.chain.blocks else Found()
+        tracked.asked_at = tracked.asked_ahead_at = None
         self._plan.lookups.append(Lookup(tracked.request.request_id, tracked.lookup, tuple(tracked.chain.blocks)))
 
-    def _answered(self, request_id: str, answer: Found) -> None:
+    def _hear(self, ahead: LookupClient, tracked: _Tracked, until: float) -> None:
+        """Takes answers of workers that were asked ahead; waits for this request's."""
+        while tracked.found is None:
+            answers = list(ahead.answers(max(0.0, until - time.monotonic()) if self._are_prompt else 0.0))
+            for request_id, answer in answers:
+                self._answered(request_id, answer, self._partial_ahead)
+            if not answers:
+                break
+        self._are_prompt = tracked.found is not None
+
+    def _forget_answers(self, request_id: str) -> None:
+        self._partial.pop(request_id, None)
+        self._partial_ahead.pop(request_id, None)
+
+    def _answered(self, request_id: str, answer: Found, partial: dict[str, Found]) -> None:
+        """Takes an answer; ``partial`` has those of other workers that came the same way."""
         tracked = self._requests.get(request_id)
         if tracked is None or tracked.found is not None or answer.number != tracked.lookup:
             return
-        if request_id in self._partial:
-            answer = self._partial.pop(request_id).and_of(answer)
+        if request_id in partial:
+            answer = partial.pop(request_id).and_of(answer)
         if answer.workers < self._workers:
-            self._partial[request_id] = answer
+            partial[request_id] = answer
             return
         tracked.found, tracked.saved = answer, answer.kept
         if answer.until and self._audit_every:

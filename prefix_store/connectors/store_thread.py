@@ -45,7 +45,7 @@ class StoreThread(Generic[T]):
         """Whether work that is begun will end."""
         return self._loop is not None
 
-    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def begin(self, work: Coroutine[Any, Any, Any]) -> None:
         """Runs work in the loop; its exceptions are logged. Any thread. After the end nothing is run."""
         loop = self._loop
         try:
@@ -64,7 +64,7 @@ class StoreThread(Generic[T]):
         if self._thread.is_alive():
             log.warning("the prefix store did not end within %g s", _STOP_SECONDS)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(_contained(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -98,7 +98,7 @@ def _use_all_processors() -> None:
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
-async def _contained(work: Coroutine[Any, Any, None]) -> None:
+async def _contained(work: Coroutine[Any, Any, Any]) -> None:
     try:
         await work
     except Exception:

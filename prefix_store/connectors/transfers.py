@@ -31,6 +31,11 @@ class PartNames:
         key, parent = (xxhash.xxh3_128_digest(self._epoch + part) for part in (block.key, block.parent))
         return BlockId(self._namespace, key, parent, block.tokens)
 
+    @property
+    def epoch(self) -> bytes:
+        """Changes with the names."""
+        return self._epoch
+
     def start_epoch(self) -> None:
         """Blocks have other names from now on: what is stored is never found again, here or after a restart."""
         self._epoch = secrets.token_bytes(len(self._namespace))
@@ -119,6 +124,8 @@ class StepPlan:
     """Whether all that was stored until now is void."""
     step: int = 0
     """Its number."""
+    asks_at: bytes = b""
+    """The scheduler's socket, while it has no connection of a worker."""
 
 
 @dataclass(slots=True)

@@ -26,14 +26,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from prefix_store.connectors.http_api import StoreApi, serving, token_blocks
 from prefix_store.connectors.kv_memory import kv_memory
+from prefix_store.connectors.lookup_sockets import LookupClient
 from prefix_store.connectors.options import listening, read_options
 from prefix_store.connectors.public_prefixes import publish
 from prefix_store.connectors.scheduler import SchedulerSide
 from prefix_store.connectors.store_thread import StoreThread
 from prefix_store.connectors.transfers import PartNames, StepPlan, StepReport
-from prefix_store.connectors.vllm_fingerprint import fingerprint_of
 from prefix_store.connectors.vllm_statistics import StorePromMetrics, StoreReporter, StoreStats
-from prefix_store.connectors.vllm_support import check_codecs, check_setup, check_version
+from prefix_store.connectors.vllm_support import check_codecs, check_setup, check_version, fingerprint_of
 from prefix_store.connectors.worker import WorkerSide
 from prefix_store.identity.tenants import Tenants
 from prefix_store.store.description import describe_store
@@ -62,6 +62,14 @@ def _contained(default: Any = None) -> Callable[[F], F]:
         return contained  # type: ignore[return-value]
 
     return decorate
+
+
+def _lookup_client(workers: int) -> LookupClient | None:
+    try:
+        return LookupClient(workers)
+    except OSError as error:
+        log.info("look-ups go with the engine's steps alone: %s", error)
+        return None
 
 
 def _log_like_vllm() -> None:
@@ -121,6 +129,7 @@ class KeepgateConnector(KVConnectorBase_V1):  # type: ignore[misc]
                 loads=self._kv_transfer_config.is_kv_consumer,
                 saves=self._kv_transfer_config.is_kv_producer,
                 audit_every=options.audit,
+                ahead=_lookup_client(vllm_config.parallel_config.world_size),
             )
 
     @property
@@ -247,6 +256,8 @@ class KeepgateConnector(KVConnectorBase_V1):  # type: ignore[misc]
         if self._worker is not None:
             self._worker.close()
             self._worker = None
+        if self._scheduler is not None:
+            self._scheduler.close()
 
     # The scheduler
 

@@ -7,14 +7,17 @@ that is read at the end of a step.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
+import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from prefix_store.connectors import lookup_sockets
 from prefix_store.connectors.kv_memory import Incoming, KvMemory, Outgoing, largest_error
 from prefix_store.connectors.store_thread import StoreThread
 from prefix_store.connectors.transfers import Audit, Found, Load, Lookup, PartNames, Save, StepPlan, StepReport
@@ -55,11 +58,14 @@ class _Held:
 
     access: Access
     chain: list[BlockId]
-    location: Location
+    lookup: int
+    """The number of the look-up."""
+    location: Location = field(default_factory=lambda: Location({}))
+    found: Found | None = None
+    """The answer to the look-up."""
     load: tuple[Load, _Job] | None = None
     jobs: set[_Job] = field(default_factory=set)
     """Saves and audits."""
-    is_located: bool = False
     is_over: bool = False
     is_awaited: bool = False
     """Whether the end of its saves is to be reported, once it is over."""
@@ -99,6 +105,13 @@ class WorkerSide:
         self._thread = thread
         self._names = names
         self._requests: dict[str, _Held] = {}
+        self._ahead: dict[str, _Held] = {}
+        """Requests that were asked about ahead of their step."""
+        self._asked: socket.socket | None = None
+        self._tried: bytes = b""
+        """Where it has tried to connect to the scheduler's side."""
+        self._last_lookup = 0
+        """With a step."""
         self._waiting = 0
         """Blocks of saves that are not done."""
         self._saving = asyncio.Lock()
@@ -128,8 +141,15 @@ class WorkerSide:
         """Begins the look-ups, which go on while the engine computes."""
         self._report.step = plan.step
         self.block_seconds = plan.block_seconds
+        if plan.asks_at and plan.asks_at != self._tried:
+            self._tried = plan.asks_at
+            self._asked = lookup_sockets.connect(plan.asks_at)
+            if self._asked is not None:
+                self._thread.begin(lookup_sockets.receive(self._asked, self._look_up_ahead))
+        self._hear()
         if plan.starts_epoch:
             self._names.start_epoch()
+            self._ahead.clear()  # these have the old names
         for lookup in plan.lookups:
             self._look_up(lookup)
 
@@ -166,10 +186,9 @@ class WorkerSide:
         try:
             if is_idle and self._is_awaited():
                 self._done.get(timeout=_IDLE_WAIT)()
-            while True:
-                self._done.get_nowait()()
         except queue.Empty:
             pass
+        self._hear()
         self._give_up_late_work()
         sent, received = self._sent, self._received
         self._sent, self._received = set(), set()
@@ -194,20 +213,49 @@ class WorkerSide:
         """Frees the engine's memory, and closes the store."""
         for held in self._requests.values():
             self._cancel(held, held.jobs)
+        if self._asked is not None:
+            lookup_sockets.end(self._asked)
         self._thread.close()
+        if self._asked is not None:
+            self._asked.close()
 
     # Look-ups
 
     def _look_up(self, lookup: Lookup) -> None:
-        access = Access(time.monotonic())
-        chain = [self._names.of(block) for block in lookup.blocks]
-        held = self._requests[lookup.request_id] = _Held(access, chain, Location({}))
-        if not self._thread.is_alive:
-            self._report.found[lookup.request_id] = Found(lookup.number)
+        self._last_lookup = lookup.number
+        held = self._ahead.pop(lookup.request_id, None)
+        if held is not None and held.lookup == lookup.number:
+            self._requests[lookup.request_id] = held
+            if held.found is not None:
+                self._report.found[lookup.request_id] = held.found
             return
-        self._thread.begin(self._locate(lookup, held, tuple(chain), self.block_seconds))
+        held = self._requests[lookup.request_id] = self._held(lookup)
+        if not self._thread.is_alive:
+            self._report.found[lookup.request_id] = held.found = Found(lookup.number)
+            return
+        self._thread.begin(self._locate(lookup.request_id, held, tuple(held.chain), self.block_seconds))
 
-    async def _locate(self, lookup: Lookup, held: _Held, chain: Sequence[BlockId], block_seconds: float | None) -> None:
+    def _held(self, lookup: Lookup) -> _Held:
+        chain = [self._names.of(block) for block in lookup.blocks]
+        return _Held(Access(time.monotonic()), chain, lookup.number)
+
+    def _look_up_ahead(self, lookup: Lookup, asked: socket.socket) -> None:
+        """In the store's thread. Its step comes later, or is here already: then the answer is not needed."""
+        epoch, held = self._names.epoch, self._held(lookup)
+        self._done.put(lambda: self._note_ahead(lookup.request_id, held, epoch))
+        self._thread.begin(self._answer_ahead(lookup.request_id, held, asked))
+
+    def _note_ahead(self, request_id: str, held: _Held, epoch: bytes) -> None:
+        if held.lookup > self._last_lookup and epoch == self._names.epoch:
+            self._ahead[request_id] = held
+
+    async def _answer_ahead(self, request_id: str, held: _Held, asked: socket.socket) -> None:
+        found = await self._locate(request_id, held, tuple(held.chain), self.block_seconds)
+        await lookup_sockets.send(asked, request_id, found)
+
+    async def _locate(
+        self, request_id: str, held: _Held, chain: Sequence[BlockId], block_seconds: float | None
+    ) -> Found:
         store, location, until = self.opened.store, Location({}), 0
         try:
             location = await store.locate(chain, within=self._lookup_seconds(len(chain), block_seconds))
@@ -215,7 +263,9 @@ class WorkerSide:
                 self._thread.begin(store.touch(chain, location, held.access))
             until = store.plan_fetch(0, location, block_seconds).until
         finally:
-            self._done.put(lambda: self._located(lookup, held, location, until))
+            found = Found(held.lookup, until, location.kept)
+            self._done.put(lambda: self._located(request_id, held, location, found))
+        return found
 
     def _lookup_seconds(self, blocks: int, block_seconds: float | None) -> float:
         """A quarter of what computing so many blocks takes, within bounds."""
@@ -223,10 +273,10 @@ class WorkerSide:
             return _LONGEST_LOOKUP
         return min(max(_SHORTEST_LOOKUP, 0.25 * blocks * block_seconds), _LONGEST_LOOKUP)
 
-    def _located(self, lookup: Lookup, held: _Held, location: Location, until: int) -> None:
-        if self._requests.get(lookup.request_id) is held:
-            held.location, held.is_located = location, True
-            self._report.found[lookup.request_id] = Found(lookup.number, until, location.kept)
+    def _located(self, request_id: str, held: _Held, location: Location, found: Found) -> None:
+        held.location, held.found = location, found
+        if self._requests.get(request_id) is held:
+            self._report.found[request_id] = found
 
     # Loads
 
@@ -372,7 +422,13 @@ class WorkerSide:
             held.jobs.discard(job)
 
     def _is_awaited(self) -> bool:
-        return any(held.load is not None or held.is_over or not held.is_located for held in self._requests.values())
+        return any(held.load is not None or held.is_over or held.found is None for held in self._requests.values())
+
+    def _hear(self) -> None:
+        """Takes what the store's thread has to say."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._done.get_nowait()()
 
     def _give_up_late_work(self) -> None:
         """Ends what the store does not end, and all work if its thread has died."""

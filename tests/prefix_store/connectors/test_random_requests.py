@@ -189,6 +189,7 @@ def test_random_requests(tmp_path: Path, seed: int) -> None:
             shares=choose.random() < 0.5,
             step_tokens=choose.choice((8, 32)),
             memory=choose.choice(_MEMORIES),
+            asks_ahead=choose.random() < 0.6,
         )
 
     for _ in range(3):

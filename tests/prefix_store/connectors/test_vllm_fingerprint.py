@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from prefix_store.connectors.vllm_fingerprint import fingerprint_of
+from prefix_store.connectors.vllm_support import fingerprint_of
 from prefix_store.frames.layout import BlockLayout
 
 LAYOUT = BlockLayout("bfloat16", (2, 2, 16, 8))

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from prefix_store.connectors.lookup_sockets import LookupClient
 from prefix_store.connectors.scheduler import SchedulerSide
 from prefix_store.connectors.transfers import NO_NAMESPACE
 from prefix_store.frames.block_id import BlockId
@@ -158,6 +159,8 @@ class Setup:
     loads: bool = True
     saves: bool = True
     audit_every: int = 0
+    asks_ahead: bool = False
+    """Whether workers are asked through sockets, ahead of the steps."""
     seed: int = 1
     """Of the model."""
     claimed_seed: int | None = None
@@ -202,6 +205,7 @@ class PagedEngine:
             loads=setup.loads,
             saves=setup.saves,
             audit_every=setup.audit_every,
+            ahead=LookupClient(setup.ranks) if setup.asks_ahead else None,
             clock=self.clock,
         )
         claimed = setup.seed if setup.claimed_seed is None else setup.claimed_seed
@@ -220,6 +224,7 @@ class PagedEngine:
         """Ends the workers."""
         for rank in self.workers.ranks:
             rank.side.close()
+        self.side.close()
 
     # What clients and operators do
 
