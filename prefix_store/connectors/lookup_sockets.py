@@ -47,7 +47,7 @@ class LookupClient:
         self._listener.setblocking(False)
 
     @property
-    def awaited_at(self) -> bytes:
+    def address(self) -> bytes:
         """Where workers shall connect; empty once they have."""
         return b"" if len(self._workers) == self._expected else self._listener.getsockname()
 
@@ -120,10 +120,10 @@ async def receive(asked: socket.socket, begin: Callable[[Lookup, socket.socket],
     except ConnectionError:
         pass  # the other side has ended
     finally:
-        end(asked)
+        shut_down(asked)
 
 
-def end(asked: socket.socket) -> None:
+def shut_down(asked: socket.socket) -> None:
     """Ends a connection: the scheduler's side asks no more. Any thread."""
     with contextlib.suppress(OSError):  # it has ended already
         asked.shutdown(socket.SHUT_RDWR)

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 _LOOKUP_SECONDS = 2.0
 """An answer that takes longer is not waited for. Workers answer within .5 s, at the end of a step."""
-_PROMPT_SECONDS = 0.005
+_AHEAD_SECONDS = 0.005
 """So long a step waits for workers that were asked ahead of it, if they answered the last time."""
 
 
@@ -97,7 +97,7 @@ class SchedulerSide:
         loads: whether stored blocks are loaded.
         saves: whether computed blocks are stored.
         audit_every: one in so many prefixes that could be loaded is computed, and compared; 0: none.
-        ahead: asks the workers ahead of the steps; None: they are asked with the steps alone.
+        lookup_client: asks the workers ahead of the steps; None: they are asked with the steps alone.
         clock: seconds.
     """
 
@@ -109,7 +109,7 @@ class SchedulerSide:
         loads: bool = True,
         saves: bool = True,
         audit_every: int = 0,
-        ahead: LookupClient | None = None,
+        lookup_client: LookupClient | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rate = PrefillRate(block_size)
@@ -128,9 +128,9 @@ class SchedulerSide:
         self._lookups = 0
         self._partial: dict[str, Found] = {}
         """Answers of some of the workers, with steps."""
-        self._ahead = ahead
+        self._lookup_client = lookup_client
         self._partial_ahead: dict[str, Found] = {}
-        self._are_prompt = True
+        self._is_in_time = True
         """Whether the workers' last answer came in the time that a step waits."""
         self._plan = StepPlan()
         self._step = 0
@@ -144,7 +144,7 @@ class SchedulerSide:
             self._ask(tracked)
             # Before workers have other names, blocks must not be found by the old ones.
             may_ask = tracked.found is None and not self._plan.starts_epoch
-            if may_ask and self._ahead is not None and self._ahead.ask(self._plan.lookups[-1]):
+            if may_ask and self._lookup_client is not None and self._lookup_client.ask(self._plan.lookups[-1]):
                 tracked.asked_ahead_at = time.monotonic()
 
     def matched_tokens(self, request: EngineRequest, computed: int) -> int | None:
@@ -153,8 +153,8 @@ class SchedulerSide:
         tracked = self._requests.get(request.request_id)
         if tracked is None or tracked.was_loaded or not self._loads:
             return 0
-        if tracked.found is None and self._ahead is not None and tracked.asked_ahead_at is not None:
-            self._hear(self._ahead, tracked, tracked.asked_ahead_at + _PROMPT_SECONDS)
+        if tracked.found is None and self._lookup_client is not None and tracked.asked_ahead_at is not None:
+            self._take_answers(self._lookup_client, tracked, tracked.asked_ahead_at + _AHEAD_SECONDS)
         if tracked.found is None:
             if tracked.asked_at is None or self._clock() - tracked.asked_at <= _LOOKUP_SECONDS:
                 return None
@@ -210,7 +210,7 @@ class SchedulerSide:
             if (tracked := self._requests.get(lookup.request_id)) is not None:
                 tracked.asked_at = now
         plan.is_idle = not rows
-        plan.asks_at = b"" if self._ahead is None else self._ahead.awaited_at
+        plan.lookup_address = b"" if self._lookup_client is None else self._lookup_client.address
         plan.block_seconds = self.rate.block_seconds
         self._step = plan.step = self._step + 1
         if rows:
@@ -268,9 +268,9 @@ class SchedulerSide:
 
     def close(self) -> None:
         """Asks no more ahead."""
-        if self._ahead is not None:
-            self._ahead.close()
-            self._ahead = None
+        if self._lookup_client is not None:
+            self._lookup_client.close()
+            self._lookup_client = None
 
     def _track(self, request: EngineRequest) -> _Tracked | None:
         """None: nothing of it can be told by its tokens."""
@@ -301,15 +301,15 @@ class SchedulerSide:
         tracked.asked_at = tracked.asked_ahead_at = None
         self._plan.lookups.append(Lookup(tracked.request.request_id, tracked.lookup, tuple(tracked.chain.blocks)))
 
-    def _hear(self, ahead: LookupClient, tracked: _Tracked, until: float) -> None:
+    def _take_answers(self, client: LookupClient, tracked: _Tracked, until: float) -> None:
         """Takes answers of workers that were asked ahead; waits for this request's."""
         while tracked.found is None:
-            answers = list(ahead.answers(max(0.0, until - time.monotonic()) if self._are_prompt else 0.0))
+            answers = list(client.answers(max(0.0, until - time.monotonic()) if self._is_in_time else 0.0))
             for request_id, answer in answers:
                 self._answered(request_id, answer, self._partial_ahead)
             if not answers:
                 break
-        self._are_prompt = tracked.found is not None
+        self._is_in_time = tracked.found is not None
 
     def _forget_answers(self, request_id: str) -> None:
         self._partial.pop(request_id, None)

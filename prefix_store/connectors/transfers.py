@@ -124,7 +124,7 @@ class StepPlan:
     """Whether all that was stored until now is void."""
     step: int = 0
     """Its number."""
-    asks_at: bytes = b""
+    lookup_address: bytes = b""
     """The scheduler's socket, while it has no connection of a worker."""
 
 

@@ -129,7 +129,7 @@ class KeepgateConnector(KVConnectorBase_V1):  # type: ignore[misc]
                 loads=self._kv_transfer_config.is_kv_consumer,
                 saves=self._kv_transfer_config.is_kv_producer,
                 audit_every=options.audit,
-                ahead=_lookup_client(vllm_config.parallel_config.world_size),
+                lookup_client=_lookup_client(vllm_config.parallel_config.world_size),
             )
 
     @property

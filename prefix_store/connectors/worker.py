@@ -108,8 +108,8 @@ class WorkerSide:
         self._ahead: dict[str, _Held] = {}
         """Requests that were asked about ahead of their step."""
         self._asked: socket.socket | None = None
-        self._tried: bytes = b""
-        """Where it has tried to connect to the scheduler's side."""
+        self._lookup_address: bytes = b""
+        """Of the scheduler's socket, to which it has connected or tried to."""
         self._last_lookup = 0
         """With a step."""
         self._waiting = 0
@@ -141,12 +141,12 @@ class WorkerSide:
         """Begins the look-ups, which go on while the engine computes."""
         self._report.step = plan.step
         self.block_seconds = plan.block_seconds
-        if plan.asks_at and plan.asks_at != self._tried:
-            self._tried = plan.asks_at
-            self._asked = lookup_sockets.connect(plan.asks_at)
+        if plan.lookup_address and plan.lookup_address != self._lookup_address:
+            self._lookup_address = plan.lookup_address
+            self._asked = lookup_sockets.connect(plan.lookup_address)
             if self._asked is not None:
                 self._thread.begin(lookup_sockets.receive(self._asked, self._look_up_ahead))
-        self._hear()
+        self._take_results()
         if plan.starts_epoch:
             self._names.start_epoch()
             self._ahead.clear()  # these have the old names
@@ -188,7 +188,7 @@ class WorkerSide:
                 self._done.get(timeout=_IDLE_WAIT)()
         except queue.Empty:
             pass
-        self._hear()
+        self._take_results()
         self._give_up_late_work()
         sent, received = self._sent, self._received
         self._sent, self._received = set(), set()
@@ -214,7 +214,7 @@ class WorkerSide:
         for held in self._requests.values():
             self._cancel(held, held.jobs)
         if self._asked is not None:
-            lookup_sockets.end(self._asked)
+            lookup_sockets.shut_down(self._asked)
         self._thread.close()
         if self._asked is not None:
             self._asked.close()
@@ -233,7 +233,7 @@ class WorkerSide:
         if not self._thread.is_alive:
             self._report.found[lookup.request_id] = held.found = Found(lookup.number)
             return
-        self._thread.begin(self._locate(lookup.request_id, held, tuple(held.chain), self.block_seconds))
+        self._thread.begin(self._locate(lookup.request_id, held, tuple(held.chain)))
 
     def _held(self, lookup: Lookup) -> _Held:
         chain = [self._names.of(block) for block in lookup.blocks]
@@ -250,13 +250,12 @@ class WorkerSide:
             self._ahead[request_id] = held
 
     async def _answer_ahead(self, request_id: str, held: _Held, asked: socket.socket) -> None:
-        found = await self._locate(request_id, held, tuple(held.chain), self.block_seconds)
+        found = await self._locate(request_id, held, tuple(held.chain))
         await lookup_sockets.send(asked, request_id, found)
 
-    async def _locate(
-        self, request_id: str, held: _Held, chain: Sequence[BlockId], block_seconds: float | None
-    ) -> Found:
-        store, location, until = self.opened.store, Location({}), 0
+    async def _locate(self, request_id: str, held: _Held, chain: Sequence[BlockId]) -> Found:
+        store, block_seconds = self.opened.store, self.block_seconds
+        location, until = Location({}), 0
         try:
             location = await store.locate(chain, within=self._lookup_seconds(len(chain), block_seconds))
             if any(location.leading.values()):
@@ -424,8 +423,8 @@ class WorkerSide:
     def _is_awaited(self) -> bool:
         return any(held.load is not None or held.is_over or held.found is None for held in self._requests.values())
 
-    def _hear(self) -> None:
-        """Takes what the store's thread has to say."""
+    def _take_results(self) -> None:
+        """Runs what the store's thread has put into the queue."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._done.get_nowait()()

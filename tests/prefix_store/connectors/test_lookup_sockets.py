@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not hasattr(socket, "SO_PEERCRED"), reason="sock
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take longer than a step waits."""
-    monkeypatch.setattr(scheduler, "_PROMPT_SECONDS", 5.0)
+    monkeypatch.setattr(scheduler, "_AHEAD_SECONDS", 5.0)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_worker_that_does_not_answer_in_time_is_not_waited_for_again(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One step waits; the next ones do not until an answer has come, and the answers of the steps count."""
-    monkeypatch.setattr(scheduler, "_PROMPT_SECONDS", 0.2)
+    monkeypatch.setattr(scheduler, "_AHEAD_SECONDS", 0.2)
     prompt = prompt_of(37)
     start().ask(prompt)
     engine = _connected(start, shares=False)
@@ -105,7 +105,7 @@ def test_a_worker_whose_store_has_ended_is_asked_no_more(start: Start, rank: int
 
 def test_one_of_two_workers_answers_ahead(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer alone counts nothing, and is not counted twice when the steps bring it again."""
-    monkeypatch.setattr(scheduler, "_PROMPT_SECONDS", 0.05)
+    monkeypatch.setattr(scheduler, "_AHEAD_SECONDS", 0.05)
     prompt = prompt_of(37)
     start(ranks=2).ask(prompt)
     engine = _connected(start, ranks=2, shares=False)
@@ -164,12 +164,12 @@ def test_nobody_is_asked_before_all_have_connected(client: LookupClient) -> None
     """Until then the address is said with each step."""
     lookup = Lookup("one", 1, ())
     assert not client.ask(lookup)
-    first = connect(client.awaited_at)
+    first = connect(client.address)
     assert not client.ask(lookup)
-    assert client.awaited_at
-    second = connect(client.awaited_at)
+    assert client.address
+    second = connect(client.address)
     assert client.ask(lookup)
-    assert not client.awaited_at
+    assert not client.address
     assert first is not None
     assert second is not None
     first.close()
@@ -185,7 +185,7 @@ def test_a_worker_of_another_host_has_no_connection() -> None:
 
 def test_another_user_is_not_answered(client: LookupClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names of these sockets have no permissions, so both sides look who the other one is."""
-    address = client.awaited_at
+    address = client.address
     stranger = connect(address)
     assert stranger is not None
     with monkeypatch.context() as patched:
@@ -221,7 +221,7 @@ def _answer(worker: socket.socket, lookup: Lookup) -> None:
 
 
 def _connect_all(client: LookupClient) -> list[socket.socket]:
-    found = [connect(client.awaited_at) for _ in range(2)]
+    found = [connect(client.address) for _ in range(2)]
     workers = [worker for worker in found if worker is not None]
     assert len(workers) == 2
     client.ask(Lookup("to accept them", 0, ()))

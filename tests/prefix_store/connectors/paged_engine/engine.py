@@ -205,7 +205,7 @@ class PagedEngine:
             loads=setup.loads,
             saves=setup.saves,
             audit_every=setup.audit_every,
-            ahead=LookupClient(setup.ranks) if setup.asks_ahead else None,
+            lookup_client=LookupClient(setup.ranks) if setup.asks_ahead else None,
             clock=self.clock,
         )
         claimed = setup.seed if setup.claimed_seed is None else setup.claimed_seed
