@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -48,11 +49,18 @@ class FrameFormat:
         """The key of a block's frame in this format; see `stored_key` in codec.py."""
         return stored_key(self.codec, key)
 
-    def seal(self, block: BlockId, segments: Segments, frame: Bytes) -> None:
+    def seal(self, block: BlockId, source: BlockSource, frame: Bytes) -> None:
         """Fills a frame [frame_bytes] with a block. Raises CannotEncode; the frame is invalid."""
+        if (sealed := self.sealed(source)) is not None:
+            np.copyto(frame, sealed)
+            return
         payload = frame[HEADER_BYTES:]
-        self.codec.encode(segments, self.layout, payload)
+        self.codec.encode(source.segments if isinstance(source, SealedBlock) else source, self.layout, payload)
         frame[:HEADER_BYTES] = np.frombuffer(self._header(block, checksum_of(payload.data)), np.uint8)
+
+    def sealed(self, source: BlockSource) -> Bytes | None:
+        """The source's frame, if it has one of this format."""
+        return source.frame if isinstance(source, SealedBlock) and source.format == self else None
 
     def verify(self, block: BlockId, frame: Bytes) -> None:
         """Raises BadFrame unless this is the complete, undamaged frame of this block in this format."""
@@ -75,3 +83,16 @@ class FrameFormat:
         template: HeaderTemplate = self.__dict__["_template"]
         names = (block.namespace, self.stored_key(block.key), self.stored_key(block.parent), block.tokens)
         return template.pack(names, checksum)
+
+
+@dataclass(frozen=True, slots=True)
+class SealedBlock:
+    """A block that has been sealed once: its frame, and the segments that are in it."""
+
+    format: FrameFormat
+    frame: Bytes
+    segments: Segments
+
+
+BlockSource: TypeAlias = Segments | SealedBlock
+"""What a frame is made from."""

@@ -11,10 +11,11 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from prefix_store.codecs.frame_format import BlockSource
 from prefix_store.eviction.access import Access
 from prefix_store.frames.block_id import BlockId
 from prefix_store.frames.segments import Segments
@@ -24,6 +25,7 @@ from prefix_store.store.owners import Owners
 from prefix_store.store.peer_reader import PeerReader
 from prefix_store.store.transfer_time import TransferTime
 from prefix_store.tiers.cancellation import CancelToken
+from prefix_store.tiers.host_memory import HostMemory
 from prefix_store.tiers.tier import Tier
 
 log = logging.getLogger(__name__)
@@ -153,21 +155,25 @@ class PrefixStore:
             exact: whether the model computed them; if not, only lossy tiers store them.
         """
         self.figures.offered += len(sources)
-        for name, tier in self.tiers.items():
-            if not exact and tier.format.codec.is_exact:
-                continue
-            if time.monotonic() < self._resting.get(name, 0.0):
-                continue
-            with _ended_after(_LONGEST_KEEP, cancel) as end:
-                kept = await tier.write(chain, sources, access, end.cancel)
-            if end.is_late:
-                self._resting[name] = time.monotonic() + _TRAILER_TIMEOUT
-                log.warning("keeping %d blocks in %s was ended after %g s", len(sources), name, _LONGEST_KEEP)
-            self.figures.kept[name] += kept
-            if kept and self.owners is not None:
-                first = len(chain) - len(sources)
-                keys = [tier.format.stored_key(block.key) for block in chain[first : first + kept]]
-                await self.owners.publish(name, keys)
+        offered: Sequence[BlockSource] = sources
+        with ExitStack() as lent:
+            for name, tier in self.tiers.items():
+                if not exact and tier.format.codec.is_exact:
+                    continue
+                if time.monotonic() < self._resting.get(name, 0.0):
+                    continue
+                with _ended_after(_LONGEST_KEEP, cancel) as end:
+                    kept = await tier.write(chain, offered, access, end.cancel)
+                if isinstance(tier, HostMemory):  # the next tiers need not copy and check what is in memory now
+                    offered = lent.enter_context(tier.lend(chain, sources))
+                if end.is_late:
+                    self._resting[name] = time.monotonic() + _TRAILER_TIMEOUT
+                    log.warning("keeping %d blocks in %s was ended after %g s", len(sources), name, _LONGEST_KEEP)
+                self.figures.kept[name] += kept
+                if kept and self.owners is not None:
+                    first = len(chain) - len(sources)
+                    keys = [tier.format.stored_key(block.key) for block in chain[first : first + kept]]
+                    await self.owners.publish(name, keys)
 
     async def touch(self, chain: Sequence[BlockId], location: Location, access: Access) -> None:
         """Records a use of a chain in the tiers, so that they keep blocks that another tier serves.

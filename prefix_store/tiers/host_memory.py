@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prefix_store.codecs.codec import CannotEncode
-from prefix_store.codecs.frame_format import FrameFormat
+from prefix_store.codecs.frame_format import BlockSource, FrameFormat, SealedBlock
 from prefix_store.eviction.access import Access
 from prefix_store.eviction.pins import Pins
 from prefix_store.eviction.policy import Policy
@@ -124,7 +125,11 @@ class HostMemory:
         return outcome.done
 
     async def write(
-        self, chain: Sequence[BlockId], sources: Sequence[Segments], access: Access, cancel: CancelToken | None = None
+        self,
+        chain: Sequence[BlockId],
+        sources: Sequence[BlockSource],
+        access: Access,
+        cancel: CancelToken | None = None,
     ) -> int:
         """See `Tier.write`."""
         keys = self._keys(chain)
@@ -139,6 +144,18 @@ class HostMemory:
         if kept < len(sources):
             self.counts.rejected[reason or "not admitted"] += len(sources) - kept
         return kept
+
+    @contextlib.contextmanager
+    def lend(self, chain: Sequence[BlockId], sources: Sequence[Segments]) -> Iterator[Sequence[BlockSource]]:
+        """The last blocks of a chain for other tiers; the frames of those that are here are unchanged until the end."""
+        keys = self._keys(chain[len(chain) - len(sources) :])
+        slots = [self._slots[key] for key in keys[: self._lead_of(keys)]]
+        self._hold(slots)
+        try:
+            sealed = [SealedBlock(self.format, slot.frame, one) for slot, one in zip(slots, sources, strict=False)]
+            yield [*sealed, *sources[len(sealed) :]]
+        finally:
+            self._release(slots)
 
     async def frame(self, key: bytes, parent: bytes) -> bytes | None:
         """See `Tier.frame`."""
@@ -219,7 +236,11 @@ class HostMemory:
                 outcome.seconds = time.perf_counter() - began
 
     async def _fill(
-        self, chain: Sequence[BlockId], sources: Sequence[Segments], slots: dict[int, Slot], cancel: CancelToken | None
+        self,
+        chain: Sequence[BlockId],
+        sources: Sequence[BlockSource],
+        slots: dict[int, Slot],
+        cancel: CancelToken | None,
     ) -> str:
         """Seals the blocks at these places of a chain into their slots; returns the reason if not all."""
         done: list[int] = []

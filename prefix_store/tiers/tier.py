@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from prefix_store.codecs.frame_format import FrameFormat
+from prefix_store.codecs.frame_format import BlockSource, FrameFormat
 from prefix_store.eviction.access import Access
 from prefix_store.frames.block_id import BlockId
 from prefix_store.frames.segments import Segments
@@ -53,7 +53,11 @@ class Tier(Protocol):
         """
 
     async def write(
-        self, chain: Sequence[BlockId], sources: Sequence[Segments], access: Access, cancel: CancelToken | None = None
+        self,
+        chain: Sequence[BlockId],
+        sources: Sequence[BlockSource],
+        access: Access,
+        cancel: CancelToken | None = None,
     ) -> int:
         """Stores the last ``len(sources)`` blocks of a chain, if their ancestors are stored and there is space.
 

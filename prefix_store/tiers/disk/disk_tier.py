@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 
-from prefix_store.codecs.frame_format import FrameFormat
+from prefix_store.codecs.frame_format import BlockSource, FrameFormat
 from prefix_store.eviction.access import Access
 from prefix_store.eviction.policy import Policy
 from prefix_store.frames.block_id import BlockId
@@ -150,7 +150,11 @@ class DiskTier:
         return restored
 
     async def write(
-        self, chain: Sequence[BlockId], sources: Sequence[Segments], access: Access, cancel: CancelToken | None = None
+        self,
+        chain: Sequence[BlockId],
+        sources: Sequence[BlockSource],
+        access: Access,
+        cancel: CancelToken | None = None,
     ) -> int:
         """See `Tier.write`."""
         session = self._maintenance.session

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from prefix_store.frames.segments import Bytes, buffer
+from prefix_store.tiers.cancellation import Cancelled, CancelToken
 from prefix_store.tiers.disk.block_name import BlockName
 from prefix_store.tiers.disk.folder import Folder
 from prefix_store.tiers.disk.journal import Journal, Kind, Record
@@ -52,8 +53,15 @@ class FolderSession:
         """Whether there is space for so many bytes; else the evictor has to evict first."""
         return self._journal.may_write(size)
 
-    def save(self, name: BlockName, frame: Bytes) -> None:
-        """Writes a file under a temporary name, and renames it when it is complete."""
+    def save(self, name: BlockName, frame: Bytes, cancel: CancelToken) -> None:
+        """Writes a file under a temporary name, and renames it when it is complete.
+
+        Args:
+            cancel: frees the frame. Of one that was freed before it was written, no file is left.
+
+        Raises:
+            Cancelled, OSError: nothing was written.
+        """
         draft = self.folder.draft(f"{self._journal.name}.{next(self._numbers)}")
         try:
             file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -63,8 +71,10 @@ class FolderSession:
                     done += os.write(file, frame[done:].data)
             finally:
                 os.close(file)
+            if cancel.is_set:
+                raise Cancelled
             rename_into(draft, self.folder.block(name))
-        except OSError:
+        except (Cancelled, OSError):
             with contextlib.suppress(OSError):
                 os.unlink(draft)
             raise

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from prefix_store.codecs.codec import CannotEncode
-from prefix_store.codecs.frame_format import FrameFormat
+from prefix_store.codecs.frame_format import BlockSource, FrameFormat
 from prefix_store.frames.block_id import BlockId
-from prefix_store.frames.segments import Segments
 from prefix_store.tiers.cancellation import Cancelled, CancelToken
 from prefix_store.tiers.counts import CANCELLED, FailureLog, Progress, TierCounts
 from prefix_store.tiers.disk.block_name import block_name
@@ -22,7 +21,7 @@ _NO_PARENT = "what comes before it is not here"
 
 
 class DiskWriter:
-    """Encodes blocks into a buffer, and writes that. One thread uses it.
+    """Encodes blocks into a buffer, unless they have been, and writes their frames. One thread uses it.
 
     After a failure it writes nothing for a second: blocks offered then are dropped.
 
@@ -44,7 +43,7 @@ class DiskWriter:
         self,
         session: FolderSession,
         chain: Sequence[BlockId],
-        sources: Sequence[Segments],
+        sources: Sequence[BlockSource],
         use: Use,
         progress: Progress,
         cancel: CancelToken,
@@ -72,7 +71,7 @@ class DiskWriter:
         return reason
 
     def _store(
-        self, session: FolderSession, chain: Sequence[BlockId], place: int, source: Segments, cancel: CancelToken
+        self, session: FolderSession, chain: Sequence[BlockId], place: int, source: BlockSource, cancel: CancelToken
     ) -> str:
         """Writes a block. Returns the reason if it is not stored, else an empty text. Raises OSError."""
         name = block_name(self._format, chain, place)
@@ -83,13 +82,16 @@ class DiskWriter:
         if not self._has_parent(session, chain, place):  # a full disk may evict what is new
             return _NO_PARENT
         try:
-            with cancel:
-                self._format.seal(chain[place], source, self._frame)
+            frame = self._format.sealed(source)
+            if frame is None:
+                frame = self._frame
+                with cancel:
+                    self._format.seal(chain[place], source, frame)
+            session.save(name, frame, cancel)
         except CannotEncode as error:
             return str(error)
         except Cancelled:
             return CANCELLED
-        session.save(name, self._frame)
         self._counts.writes += 1
         self._counts.bytes_written += self._format.frame_bytes
         return ""

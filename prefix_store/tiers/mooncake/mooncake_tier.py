@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from prefix_store.codecs.codec import CannotEncode
-from prefix_store.codecs.frame_format import FrameFormat
+from prefix_store.codecs.frame_format import BlockSource, FrameFormat
 from prefix_store.eviction.access import Access
 from prefix_store.frames.block_id import BlockId
 from prefix_store.frames.frame import BadFrame, check_frame
@@ -103,7 +103,11 @@ class MooncakeTier:
         return progress.done
 
     async def write(
-        self, chain: Sequence[BlockId], sources: Sequence[Segments], access: Access, cancel: CancelToken | None = None
+        self,
+        chain: Sequence[BlockId],
+        sources: Sequence[BlockSource],
+        access: Access,
+        cancel: CancelToken | None = None,
     ) -> int:
         """See `Tier.write`."""
         if not self._is_there.is_set():
@@ -245,7 +249,7 @@ class MooncakeTier:
         return True
 
     def _store(
-        self, chain: Sequence[BlockId], sources: Sequence[Segments], progress: Progress, cancel: CancelToken
+        self, chain: Sequence[BlockId], sources: Sequence[BlockSource], progress: Progress, cancel: CancelToken
     ) -> str:
         """Writes the last blocks as far as possible; returns the reason if not all. Raises OSError."""
         first = len(chain) - len(sources)
@@ -269,7 +273,7 @@ class MooncakeTier:
         return ""
 
     def _sealed(
-        self, blocks: Sequence[BlockId], sources: Sequence[Segments], lane: list[Bytes], cancel: CancelToken
+        self, blocks: Sequence[BlockId], sources: Sequence[BlockSource], lane: list[Bytes], cancel: CancelToken
     ) -> tuple[str, int]:
         """Fills a lane with frames; returns the reason if it stops early, and how many."""
         for number, block in enumerate(blocks):

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from prefix_store.codecs.plain import Plain
+from prefix_store.codecs.registry import PLAIN
 from prefix_store.codecs.scaled import FP8, INT8
 from prefix_store.eviction.access import Access
 from prefix_store.frames.block_id import BlockId
@@ -201,6 +203,54 @@ async def test_a_disk_on_which_writing_hangs_does_not_keep_the_engine_s_memory(
             await one.leading(chain(name, 5), memory=5, disk=0)
         assert time.monotonic() - began < 0.25  # the second time
         hung.set()
+
+
+async def test_a_block_is_encoded_once_for_all_tiers_of_one_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk writes the frames that memory has, also if memory evicts them meanwhile."""
+    encoded: list[str] = []
+    encode, save = Plain.encode, FolderSession.save
+    writes, may_write = threading.Event(), threading.Event()
+
+    def counted(codec: Plain, *args: Any) -> None:
+        encoded.append(threading.current_thread().name)
+        encode(codec, *args)
+
+    def held_up(session: FolderSession, *block: Any) -> None:
+        writes.set()
+        assert may_write.wait(20)
+        save(session, *block)
+
+    monkeypatch.setattr(Plain, "encode", counted)
+    monkeypatch.setattr(FolderSession, "save", held_up)
+    async with engine(memory_bytes=ROOM // 250, disk=tmp_path / "kv") as one:
+        memory = one.store.tiers["memory"]
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(one.keep(CHAIN))
+            await asyncio.to_thread(writes.wait, 20)
+            assert set(encoded) == {"kv-host-write-0"}
+            assert len(encoded) == 10
+            for name in map(str, range(8)):
+                others = chain(name, 10)
+                await memory.write(others, Memory(10).fill(others), _access())
+            assert await memory.lookup(CHAIN) == 0
+            may_write.set()
+        await one.restore(CHAIN, await one.leading(CHAIN, memory=0, disk=10), restored := Memory(10))
+        assert holds(restored, CHAIN, 10)
+
+
+async def test_memory_and_disk_of_other_formats_each_encode_the_block(tmp_path: Path) -> None:
+    """What memory has is of no use to the disk then, whichever of the two loses bits."""
+    for in_memory, on_disk, exact in ((INT8, PLAIN, "disk"), (PLAIN, INT8, "memory")):
+        folder = tmp_path / exact
+        async with engine(memory_bytes=ROOM, memory_codec=in_memory, disk=folder, disk_codec=on_disk) as one:
+            await one.keep(CHAIN)
+            await one.leading(CHAIN, memory=10, disk=10)
+            for place in ("memory", "disk"):
+                restored = await one.restore(CHAIN, Location({place: 10}), memory := Memory(10))
+                assert restored.blocks == 10
+                assert holds(memory, CHAIN, 10) == (place == exact)
 
 
 async def test_a_halt_from_another_thread_ends_a_restore_at_once(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from prefix_store.eviction.lru import LeastRecentlyUsed
 from prefix_store.frames.block_id import BlockId
 from prefix_store.frames.segments import Bytes
-from prefix_store.tiers.cancellation import CancelToken
+from prefix_store.tiers.cancellation import Cancelled, CancelToken
 from prefix_store.tiers.counts import Progress, TierCounts
 from prefix_store.tiers.disk.block_name import BlockName, block_name
 from prefix_store.tiers.disk.disk_tier import DiskTier
@@ -43,7 +43,7 @@ class Full:
     async def write(self, block: BlockId, *, is_first: bool = False) -> None:
         """Writes as soon as there is space."""
         await until(lambda: self.other.may_write(FORMAT.frame_bytes), "there is room")
-        self.other.save(BlockName(block.key, block.parent, is_first), np.zeros(FORMAT.frame_bytes, np.uint8))
+        save(self.other, BlockName(block.key, block.parent, is_first))
 
     def has(self, block: BlockId) -> bool:
         return self.other.has(BlockName(block.key, block.parent, is_first=False))
@@ -114,7 +114,7 @@ def turns(tmp_path: Path) -> Iterator[Turns]:
 
 
 def save(session: FolderSession, name: BlockName) -> None:
-    session.save(name, np.zeros(FORMAT.frame_bytes, np.uint8))
+    session.save(name, np.zeros(FORMAT.frame_bytes, np.uint8), CancelToken())
 
 
 def test_a_child_whose_parent_is_heard_of_later_stays(turns: Turns) -> None:
@@ -150,11 +150,21 @@ def test_a_child_of_an_evicted_block_takes_no_room_from_its_writer(turns: Turns)
     assert [session.has(name) for name in names] == [True, False, False, False]
 
 
+def test_of_a_frame_that_was_freed_while_it_was_written_no_file_is_left(turns: Turns) -> None:
+    """Its memory may have held another block by then."""
+    session, name, cancel = turns.session(), block_name(FORMAT, chain("0", 1), 0), CancelToken()
+    cancel.set()
+    with pytest.raises(Cancelled):
+        session.save(name, np.zeros(FORMAT.frame_bytes, np.uint8), cancel)
+    assert not session.has(name)
+    assert not [path for path in turns.folder.path.rglob("*") if path.stat().st_size == FORMAT.frame_bytes]
+
+
 class Evicting(FolderSession):
     """What is written is evicted at once."""
 
-    def save(self, name: BlockName, frame: Bytes) -> None:
-        super().save(name, frame)
+    def save(self, name: BlockName, frame: Bytes, cancel: CancelToken) -> None:
+        super().save(name, frame, cancel)
         self.discard(name)
 
 
