@@ -32,7 +32,13 @@ from prefix_store.connectors.public_prefixes import publish
 from prefix_store.connectors.scheduler import SchedulerSide
 from prefix_store.connectors.store_thread import StoreThread
 from prefix_store.connectors.transfers import PartNames, StepPlan, StepReport
-from prefix_store.connectors.vllm_statistics import StorePromMetrics, StoreReporter, StoreStats
+from prefix_store.connectors.vllm_statistics import (
+    StorePromMetrics,
+    StoreReporter,
+    StoreStats,
+    scheduler_metrics,
+    worker_metrics,
+)
 from prefix_store.connectors.vllm_support import check_codecs, check_setup, check_version, fingerprint_of
 from prefix_store.connectors.worker import WorkerSide
 from prefix_store.identity.tenants import Tenants
@@ -131,6 +137,7 @@ class KeepgateConnector(KVConnectorBase_V1):  # type: ignore[misc]
                 audit_every=options.audit,
                 lookup_client=_lookup_client(vllm_config.parallel_config.world_size),
             )
+            self._reporter = StoreReporter(functools.partial(scheduler_metrics, self._scheduler))
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -158,7 +165,7 @@ class KeepgateConnector(KVConnectorBase_V1):  # type: ignore[misc]
         opens = functools.partial(self._open, memory.layout, names)
         thread: StoreThread[OpenStore] = StoreThread(opens)
         self._worker = WorkerSide(memory, num_blocks, thread, names[0])
-        self._reporter = StoreReporter(self._worker, self._block_size)
+        self._reporter = StoreReporter(functools.partial(worker_metrics, self._worker, self._block_size))
         log.info(
             "the prefix store of worker %d keeps blocks of %d tokens and %d bytes in %s",
             *(self._worker_number, self._block_size, thread.value.block_bytes, ", ".join(thread.value.store.tiers)),

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
+from prefix_store.connectors.scheduler import SchedulerSide
 from prefix_store.connectors.worker import WorkerSide
 from prefix_store.store.metrics import StoreMetric, store_metrics
 
 _PREFIX = "keepgate_prefix"
-_WORKER_HELP = {
+_HELP = {
+    "bypassed_requests": "Requests left alone: with a LoRA adapter, prompt embeddings or an image at their start.",
+    "late_lookups": "Look-ups not answered in time; the prompts were computed.",
     "dropped": "Blocks not saved, because too many were waiting.",
     "failed_loads": "Blocks that were announced and not loaded; they were computed.",
     "audited": "Stored prefixes that were computed and compared.",
     "drifted": "Stored prefixes that were not what the engine computes, and were removed.",
     "void": "Audits without a comparison, because the blocks had gone.",
+    "fetch_timeouts": "Fetches ended by their deadline.",
 }
 
 
@@ -44,18 +48,17 @@ class StoreStats(KVConnectorStats):  # type: ignore[misc]  # vLLM is not install
 
 
 class StoreReporter:
-    """Makes statistics of what has changed."""
+    """Makes statistics of what has changed in these metrics."""
 
-    def __init__(self, worker: WorkerSide, block_size: int) -> None:
-        self._worker = worker
-        self._block_size = block_size
+    def __init__(self, metrics: Callable[[], Iterable[StoreMetric]]) -> None:
+        self._metrics = metrics
         self._told: Counter[str] = Counter()
 
     def changes(self) -> StoreStats | None:
         """Since the last call; None: nothing has."""
         counters: dict[str, float] = {}
         gauges: dict[str, float] = {}
-        for metric in _metrics(self._worker, self._block_size):
+        for metric in self._metrics():
             for tier, value in metric.values.items():
                 name = f"{metric.name} {tier}"
                 if not metric.is_counter:
@@ -66,13 +69,18 @@ class StoreReporter:
         return StoreStats(data={"counters": counters, "gauges": gauges}) if counters else None
 
 
-def _metrics(worker: WorkerSide, block_size: int) -> Iterator[StoreMetric]:
+def worker_metrics(worker: WorkerSide, block_size: int) -> Iterator[StoreMetric]:
+    """Of a worker and its store, whose blocks have so many tokens."""
     store = worker.opened.store
     yield from store_metrics(store, block_size)
-    figures = asdict(worker.figures)
-    for name, help_text in {**_WORKER_HELP, "fetch_timeouts": "Fetches ended by their deadline."}.items():
-        value = store.figures.late if name == "fetch_timeouts" else figures[name]
-        yield StoreMetric(name, help_text, {"": value})
+    figures = {**asdict(worker.figures), "fetch_timeouts": store.figures.late}
+    yield from (StoreMetric(name, _HELP[name], {"": value}) for name, value in figures.items() if name in _HELP)
+
+
+def scheduler_metrics(scheduler: SchedulerSide) -> Iterator[StoreMetric]:
+    """Of the scheduler's side."""
+    figures = {"bypassed_requests": scheduler.bypassed.total(), "late_lookups": scheduler.late}
+    yield from (StoreMetric(name, _HELP[name], {"": value}) for name, value in figures.items())
 
 
 class StorePromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
@@ -96,7 +104,7 @@ class StorePromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
 
     def _family(self, name: str, make: Any) -> Any:
         if name not in self._families:
-            help_text = _WORKER_HELP.get(name, "See docs/guides/vllm.md.")
+            help_text = _HELP.get(name, "See docs/guides/vllm.md.")
             self._families[name] = make(
                 name=f"{_PREFIX}_{name}", documentation=help_text, labelnames=[*self._labelnames, "tier"]
             )

@@ -30,6 +30,18 @@ _NEEDED = {
         "register_kv_caches",
         "update_connector_output",
     ),
+    "vllm.v1.request:Request": (
+        "all_token_ids",
+        "cache_salt",
+        "lora_request",
+        "mm_features",
+        "num_computed_tokens",
+        "num_in_flight_tokens",
+        "num_prompt_tokens",
+        "num_tokens",
+        "prompt_embeds",
+        "request_id",
+    ),
     "vllm.v1.core.sched.output:SchedulerOutput": (
         "kv_connector_block_state",
         "num_scheduled_tokens",
@@ -56,7 +68,8 @@ def check_version(version: str) -> None:
             found = getattr(importlib.import_module(module), class_name)
         except (ImportError, AttributeError) as error:
             raise ValueError(f"vLLM {version} has no {module}.{class_name}; {_tested()}") from error
-        fields = {*dir(found), *getattr(found, "__dataclass_fields__", ())}
+        set_in_init = getattr(found.__init__, "__code__", None)
+        fields = {*dir(found), *getattr(found, "__dataclass_fields__", ()), *getattr(set_in_init, "co_names", ())}
         for name in names:
             if name not in fields:
                 raise ValueError(f"vLLM {version} has no {class_name}.{name}; {_tested()}")

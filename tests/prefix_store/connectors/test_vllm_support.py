@@ -129,6 +129,27 @@ def test_a_part_of_the_interface_that_is_gone_is_named(modules: dict[str, dict[s
         check_version("0.40.0")
 
 
+def test_what_a_class_sets_when_it_is_made_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's requests declare nothing."""
+    module = ModuleType("a_module")
+    monkeypatch.setitem(sys.modules, "a_module", module)
+    monkeypatch.setattr(vllm_support, "_NEEDED", {"a_module:Request": ("cache_salt",)})
+
+    class Request:
+        def __init__(self) -> None:
+            self.cache_salt = ""
+
+    class Other:
+        def __init__(self) -> None:
+            self.salt = ""
+
+    module.Request = Request  # type: ignore[attr-defined]
+    check_version("0.32.0")
+    module.Request = Other  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"has no Request\.cache_salt"):
+        check_version("0.32.0")
+
+
 @pytest.mark.parametrize(("version", "warnings"), [("0.32.0", 0), ("0.32.4", 0), ("0.33.0", 1), ("0.320.0", 1)])
 def test_a_version_that_was_not_tested_is_a_warning(
     modules: dict[str, dict[str, bool]], caplog: pytest.LogCaptureFixture, version: str, warnings: int

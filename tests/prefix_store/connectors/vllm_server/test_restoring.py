@@ -1,6 +1,8 @@
 """Prompts are restored, by a real vLLM, and answers stay what they are."""
 
 import asyncio
+import base64
+import io
 import json
 import random
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
+import torch
 
 from tests.compose.monitoring import free_port
 from tests.prefix_store.connectors.vllm_server.models import random_llama
@@ -45,7 +48,7 @@ def server(model: Path, disk: Path, store_port: int) -> Iterator[VllmServer]:
         "address": f"http://127.0.0.1:{store_port}",
         "secret_file": str(disk / "secret"),
     }
-    few = ("--num-gpu-blocks-override", str(BLOCKS), "--no-enable-prefix-caching")
+    few = ("--num-gpu-blocks-override", str(BLOCKS), "--no-enable-prefix-caching", "--enable-prompt-embeds")
     with vllm_server(model, options, *few) as running:
         yield running
 
@@ -120,6 +123,16 @@ async def test_requests_that_are_taken_back(server: VllmServer, plain: VllmServe
     await until(lambda: server.metric("vllm:kv_cache_usage_perc") == 0)
     answer = await asyncio.to_thread(server.complete, tokens)
     assert answer == await asyncio.to_thread(plain.complete, tokens)
+
+
+def test_a_prompt_without_tokens_is_left_alone_and_counted(server: VllmServer, model: Path) -> None:
+    """Nothing names what is in it; it is answered as without a store."""
+    hidden = json.loads((model / "config.json").read_text())["hidden_size"]
+    with io.BytesIO() as file:
+        torch.save(torch.zeros(2 * BLOCK, hidden), file)
+        numbers = base64.b64encode(file.getvalue()).decode()
+    server.post("/v1/completions", {"model": "m", "prompt_embeds": numbers, "max_tokens": 2, "ignore_eos": True})
+    assert server.metric("keepgate_prefix_bypassed_requests_total") == 1
 
 
 def test_operators_see_the_store(server: VllmServer, store_port: int) -> None:
