@@ -18,6 +18,7 @@ from prefix_store.tiers.disk.folder import Folder, StoredBlock
 from prefix_store.tiers.disk.folder_session import put_pin
 from prefix_store.tiers.disk.journal import JournalReader, Kind, Record, journals_in
 from prefix_store.tiers.disk.orphans import ORPHAN_SECONDS, Orphans
+from prefix_store.tiers.disk.spares import Spares
 
 # The number of processes that may write at a time; each has a share of the space that is kept free for them.
 WRITERS = 8
@@ -38,7 +39,7 @@ class Evictor:
 
     The state is rebuilt from the folder and the journals, so any process can take over from one that was killed. The
     files never exceed the capacity: space for what `WRITERS` processes may write ahead of their journals is kept free,
-    and orphans are charged to that space.
+    orphans are charged to that space, and spare files are in the part of processes that do not write.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Evictor:
         self._on_removed = on_removed
         self._names: dict[bytes, BlockName] = {}
         self._orphans = Orphans()
+        self._spares = Spares(folder)
         self._readers: dict[str, JournalReader] = {}
         self._accesses: OrderedDict[tuple[str, int], Access] = OrderedDict()
         self._next_liveness = self._next_scan = 0.0
@@ -79,6 +81,8 @@ class Evictor:
             if name not in self._readers:
                 with contextlib.suppress(FileNotFoundError):
                     self._readers[name] = JournalReader(self.folder.journals / name)
+        # In the space of processes that do not write.
+        self._spares.limit(max(0, WRITERS - len(self._readers)) * self._ahead)
         for name, reader in self._readers.items():
             self._apply_records(name, reader.read())
         self._place_orphans()
@@ -266,10 +270,9 @@ class Evictor:
         self._unlink(names)
 
     def _unlink(self, names: Sequence[BlockName]) -> None:
-        """Removes files, and says so."""
+        """Removes files, or makes them spare ones, and says so."""
         for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.folder.block(name))
+            self._spares.keep(name)
         self._orphans.note_removed(names)
         if names:
             self._on_removed([name.key for name in names])

@@ -15,7 +15,7 @@ from prefix_store.tiers.disk.block_name import BlockName
 
 _IDENTITY = "identity"
 _LINE = re.compile(r"keepgate kv blocks, version 1, ([0-9a-f-]{36})\n")
-_NAMES = {_IDENTITY, "evictor.lock", "blocks", "writing", "journals", "pins", "lost+found"}
+_NAMES = {_IDENTITY, "evictor.lock", "blocks", "writing", "journals", "pins", "spare", "lost+found"}
 
 
 class StoredBlock(NamedTuple):
@@ -61,7 +61,7 @@ class Folder:
         said = _LINE.fullmatch(identity.read_bytes()[:200].decode("ascii", "replace"))
         if said is None:
             raise FolderUnusable(f"{identity} does not name a folder of KV blocks of version 1; give an empty folder")
-        for name in ("blocks", "writing", "journals", "pins"):
+        for name in ("blocks", "writing", "journals", "pins", "spare"):
             (path / name).mkdir(0o700, exist_ok=True)
         return cls(path, said[1], identity.stat().st_ino)
 
@@ -79,6 +79,10 @@ class Folder:
     def draft(self, name: str) -> str:
         """Path of a file that is being written."""
         return f"{self.path}/writing/{name}"
+
+    def spare(self, name: str) -> str:
+        """Path of a file that may be written over."""
+        return f"{self.path}/spare/{name}"
 
     def pin(self, name: BlockName) -> str:
         """Path of the file that pins a block."""
@@ -111,6 +115,11 @@ class Folder:
     def drafts(self) -> Path:
         """Where frames are written."""
         return self.path / "writing"
+
+    @property
+    def spares(self) -> Path:
+        """Where files are that may be written over."""
+        return self.path / "spare"
 
     def stored(self) -> Iterator[StoredBlock]:
         """Every stored block, in no order; other files are skipped. Raises OSError."""

@@ -13,6 +13,7 @@ from prefix_store.tiers.cancellation import Cancelled, CancelToken
 from prefix_store.tiers.disk.block_name import BlockName
 from prefix_store.tiers.disk.folder import Folder
 from prefix_store.tiers.disk.journal import Journal, Kind, Record
+from prefix_store.tiers.disk.spares import Spares
 
 _MAX_UNREAD_BYTES = 8 * 2**20
 _NO_BLOCK = BlockName(bytes(16), bytes(16), False)
@@ -25,6 +26,7 @@ class FolderSession:
         self.folder = folder
         self._journal = Journal(folder.journals)
         self._numbers = itertools.count()
+        self._spares = Spares(folder)
 
     def is_current(self) -> bool:
         """Whether the folder is still there, with this process in it."""
@@ -53,25 +55,27 @@ class FolderSession:
         """Whether there is space for so many bytes; else the evictor has to evict first."""
         return self._journal.may_write(size)
 
-    def save(self, name: BlockName, frame: Bytes, cancel: CancelToken) -> None:
+    def save(self, name: BlockName, frame: Bytes, cancel: CancelToken | None = None) -> None:
         """Writes a file under a temporary name, and renames it when it is complete.
 
         Args:
-            cancel: frees the frame. Of one that was freed before it was written, no file is left.
+            cancel: frees the frame; of one that was freed before it was written no file is left. None: it is the
+                caller's own.
 
         Raises:
             Cancelled, OSError: nothing was written.
         """
         draft = self.folder.draft(f"{self._journal.name}.{next(self._numbers)}")
         try:
-            file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            new = 0 if self._spares.take(len(frame), draft) else os.O_CREAT | os.O_EXCL
+            file = os.open(draft, os.O_WRONLY | new | os.O_CLOEXEC, 0o600)
             try:
                 done = 0
                 while done < len(frame):
                     done += os.write(file, frame[done:].data)
             finally:
                 os.close(file)
-            if cancel.is_set:
+            if cancel is not None and cancel.is_set:
                 raise Cancelled
             rename_into(draft, self.folder.block(name))
         except (Cancelled, OSError):
@@ -120,6 +124,7 @@ class FolderSession:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.folder.block(block.name))
                 gone += 1
+        self._spares.clear()
         self._note(Record(Kind.CLEARED, _NO_BLOCK, 0))
         return gone
 

@@ -93,9 +93,10 @@ log = logging.getLogger(__name__)
 
 
 def discard(session: FolderSession, name: BlockName, error: BadFrame, bad_frames: Counter[str]) -> None:
-    """Counts, logs and removes a damaged frame. Raises OSError."""
-    bad_frames[error.field] += 1
-    log.error("removing %s: %s", session.folder.block(name), error)
+    """Removes a damaged frame; counts and logs it, unless it has gone: then it was written over. Raises OSError."""
+    if session.has(name):
+        bad_frames[error.field] += 1
+        log.error("removing %s: %s", session.folder.block(name), error)
     session.discard(name)
 
 

@@ -82,12 +82,12 @@ class DiskWriter:
         if not self._has_parent(session, chain, place):  # a full disk may evict what is new
             return _NO_PARENT
         try:
-            frame = self._format.sealed(source)
-            if frame is None:
-                frame = self._frame
+            if (lent := self._format.sealed(source)) is not None:
+                session.save(name, lent, cancel)
+            else:
                 with cancel:
-                    self._format.seal(chain[place], source, frame)
-            session.save(name, frame, cancel)
+                    self._format.seal(chain[place], source, self._frame)
+                session.save(name, self._frame)
         except CannotEncode as error:
             return str(error)
         except Cancelled:

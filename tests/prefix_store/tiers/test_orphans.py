@@ -114,7 +114,7 @@ def turns(tmp_path: Path) -> Iterator[Turns]:
 
 
 def save(session: FolderSession, name: BlockName) -> None:
-    session.save(name, np.zeros(FORMAT.frame_bytes, np.uint8), CancelToken())
+    session.save(name, np.zeros(FORMAT.frame_bytes, np.uint8))
 
 
 def test_a_child_whose_parent_is_heard_of_later_stays(turns: Turns) -> None:
@@ -163,7 +163,7 @@ def test_of_a_frame_that_was_freed_while_it_was_written_no_file_is_left(turns: T
 class Evicting(FolderSession):
     """What is written is evicted at once."""
 
-    def save(self, name: BlockName, frame: Bytes, cancel: CancelToken) -> None:
+    def save(self, name: BlockName, frame: Bytes, cancel: CancelToken | None = None) -> None:
         super().save(name, frame, cancel)
         self.discard(name)
 
