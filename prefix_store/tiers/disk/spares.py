@@ -10,20 +10,22 @@ from prefix_store.tiers.disk.block_name import BlockName
 from prefix_store.tiers.disk.folder import Folder
 
 
+_MOST_FILES = 64
+"""They are listed for each block that is written."""
+
+
 class Spares:
     """The spare files of a folder. The evictor makes and limits them, writers of all processes take them."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
-        self._room = 0
+        self._room = self._files_room = 0
 
     def limit(self, most_bytes: int) -> None:
-        """Removes what is beyond so many bytes; as many may be kept from now on. Raises OSError."""
-        self._room = most_bytes
+        """Removes what is beyond so many bytes or 64 files; as many may be kept from now on. Raises OSError."""
+        self._room, self._files_room = most_bytes, _MOST_FILES
         for path, size in self._files():
-            self._room -= size
-            if self._room < 0:
-                self._room += size
+            if not self._has_room(size):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
 
@@ -31,9 +33,8 @@ class Spares:
         """Makes the file of a block a spare one, or removes it if there is no room. Raises OSError."""
         path = self._folder.block(name)
         with contextlib.suppress(FileNotFoundError):  # the block, or the folder for spare files
-            if (size := os.stat(path).st_size) <= self._room:
+            if self._has_room(size := os.stat(path).st_size):
                 os.rename(path, self._folder.spare(f"{size}.{name.base()}"))
-                self._room -= size
                 return
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
@@ -52,6 +53,14 @@ class Spares:
         for path, _ in self._files():
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
+
+    def _has_room(self, size: int) -> bool:
+        """Whether one more fits, which is counted then."""
+        if size > self._room or not self._files_room:
+            return False
+        self._room -= size
+        self._files_room -= 1
+        return True
 
     def _files(self) -> Iterator[tuple[str, int]]:
         with contextlib.suppress(FileNotFoundError):

@@ -67,6 +67,18 @@ def test_no_more_is_kept_than_there_is_room_for(session: FolderSession) -> None:
     assert not list(session.folder.spares.iterdir())
 
 
+def test_no_more_files_are_kept_than_are_listed_quickly(session: FolderSession) -> None:
+    """However much room there is."""
+    spares, names = Spares(session.folder), [block_name(FORMAT, chain("b", 70), place) for place in range(70)]
+    spares.limit(2**30)
+    for name in names:
+        session.save(name, frame(1))
+    for name in names:
+        spares.keep(name)
+    assert len(list(session.folder.spares.iterdir())) == 64
+    assert not any(session.has(name) for name in names)
+
+
 def test_files_of_other_sizes_and_strange_ones_are_left_alone(session: FolderSession) -> None:
     """A block has the bytes that it was written with, and no more."""
     for file, size in ((f"{SIZE + 1}.other", SIZE + 1), ("notes", 3), (".5", 5)):
