@@ -261,7 +261,7 @@ class Evictor:
         return self._accesses[key]
 
     def _remove(self, keys: Sequence[bytes]) -> None:
-        """Removes known blocks, tails first. A file that is being read may be written over, which its reader notices."""
+        """Removes known blocks, tails first. What is being read may be written over, as its reader notices."""
         names = [self._names.pop(key) for key in keys]
         for name in names:
             if name.key in self._pins.ends:

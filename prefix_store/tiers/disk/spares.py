@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from prefix_store.tiers.disk.block_name import BlockName
 from prefix_store.tiers.disk.folder import Folder
 
-
 _MOST_FILES = 64
 """They are listed for each block that is written."""
 
