@@ -125,6 +125,7 @@ class SchedulerSide:
         self._restorable = 0
         self._clock = clock
         self._requests: dict[str, _Tracked] = {}
+        self._left_alone: set[str] = set()
         self._lookups = 0
         self._partial: dict[str, Found] = {}
         """Answers of some of the workers, with steps."""
@@ -237,6 +238,7 @@ class SchedulerSide:
     def finished(self, request: EngineRequest, block_ids: Sequence[int]) -> bool:
         """A request is over. Returns whether its blocks must stay until the workers report the end of its saves."""
         tracked = self._requests.pop(request.request_id, None)
+        self._left_alone.discard(request.request_id)
         self._forget_answers(request.request_id)
         if tracked is None:
             return False
@@ -281,7 +283,9 @@ class SchedulerSide:
         if not reason and limit < self._block_size:
             reason = "multimodal"
         if reason:
-            self.bypassed[reason] += 1
+            # Asked about again and again while it waits, it counts once.
+            self.bypassed[reason] += request.request_id not in self._left_alone
+            self._left_alone.add(request.request_id)
             return None
         salts = [f"cache_salt:{request.cache_salt}"] if request.cache_salt else []
         keys = self._tenants.keys(salts)
