@@ -62,7 +62,8 @@ class Tier(Protocol):
         """Stores the last ``len(sources)`` blocks of a chain, if their ancestors are stored and there is space.
 
         Args:
-            cancel: frees the sources: once `CancelToken.set` has returned none of them is read.
+            cancel: frees the sources: once `CancelToken.set` has returned none of their segments is read. What is read
+                of a `SealedBlock`'s frame after that is not stored.
 
         Returns:
             How many of them are stored now, including those that were before. The sources are not read after the

@@ -65,6 +65,8 @@ class FolderSession:
         Raises:
             Cancelled, OSError: nothing was written.
         """
+        if cancel is not None and cancel.is_set:
+            raise Cancelled
         draft = self.folder.draft(f"{self._journal.name}.{next(self._numbers)}")
         try:
             new = 0 if self._spares.take(len(frame), draft) else os.O_CREAT | os.O_EXCL

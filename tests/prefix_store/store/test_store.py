@@ -238,6 +238,7 @@ async def test_a_block_is_encoded_once_for_all_tiers_of_one_format(
             may_write.set()
         await one.restore(CHAIN, await one.leading(CHAIN, memory=0, disk=10), restored := Memory(10))
         assert holds(restored, CHAIN, 10)
+        assert "kv-disk-write-0" not in encoded
 
 
 async def test_memory_and_disk_of_other_formats_each_encode_the_block(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -150,10 +151,20 @@ def test_a_child_of_an_evicted_block_takes_no_room_from_its_writer(turns: Turns)
     assert [session.has(name) for name in names] == [True, False, False, False]
 
 
-def test_of_a_frame_that_was_freed_while_it_was_written_no_file_is_left(turns: Turns) -> None:
+def test_of_a_frame_that_was_freed_while_it_was_written_no_file_is_left(
+    turns: Turns, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its memory may have held another block by then."""
     session, name, cancel = turns.session(), block_name(FORMAT, chain("0", 1), 0), CancelToken()
-    cancel.set()
+    write = os.write
+
+    def freed_then(file: int, data: memoryview) -> int:
+        written = write(file, data)
+        if len(data) == FORMAT.frame_bytes:
+            cancel.set()
+        return written
+
+    monkeypatch.setattr(os, "write", freed_then)
     with pytest.raises(Cancelled):
         session.save(name, np.zeros(FORMAT.frame_bytes, np.uint8), cancel)
     assert not session.has(name)
