@@ -51,14 +51,14 @@ class FrameFormat:
 
     def seal(self, block: BlockId, source: BlockSource, frame: Bytes) -> None:
         """Fills a frame [frame_bytes] with a block. Raises CannotEncode; the frame is invalid."""
-        if (sealed := self.sealed(source)) is not None:
-            np.copyto(frame, sealed)
+        if (given := self.frame_in(source)) is not None:
+            np.copyto(frame, given)
             return
         payload = frame[HEADER_BYTES:]
         self.codec.encode(source.segments if isinstance(source, SealedBlock) else source, self.layout, payload)
         frame[:HEADER_BYTES] = np.frombuffer(self._header(block, checksum_of(payload.data)), np.uint8)
 
-    def sealed(self, source: BlockSource) -> Bytes | None:
+    def frame_in(self, source: BlockSource) -> Bytes | None:
         """The source's frame, if it has one of this format."""
         return source.frame if isinstance(source, SealedBlock) and source.format == self else None
 

@@ -164,7 +164,7 @@ class PrefixStore:
                     continue
                 with _ended_after(_LONGEST_KEEP, cancel) as end:
                     kept = await tier.write(chain, offered, access, end.cancel)
-                if isinstance(tier, HostMemory):  # the next tiers need not copy and check what is in memory now
+                if isinstance(tier, HostMemory):  # the next tiers need not encode what memory has now
                     offered = lent.enter_context(tier.lend(chain, sources))
                 if end.is_late:
                     self._resting[name] = time.monotonic() + _TRAILER_TIMEOUT

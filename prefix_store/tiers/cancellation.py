@@ -15,8 +15,9 @@ class Cancelled(Exception):
 class CancelToken:
     """Set once, in any thread, to cancel work; one token may serve several pieces of work.
 
-    A thread touches its caller's memory only within ``with token:``. Once `set` has returned that memory is free,
-    whether or not the thread has noticed, or ever returns from the disk.
+    A thread touches its caller's memory only within ``with token:``; frames that are lent (`HostMemory.lend`) are not
+    its caller's. Once `set` has returned that memory is free, whether or not the thread has noticed, or ever returns
+    from the disk.
     """
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ class HostMemory:
     """A `Tier` in memory. Its contents end with the process.
 
     The event loop keeps the state; threads, one each for reading, writing and serving, copy and compute checksums
-    without the GIL. While a slot is read or filled its memory is not reused, even after an eviction.
+    without the GIL. While a slot is read, filled or lent its memory is not reused, even after an eviction.
 
     Args:
         policy: which blocks stay; for this tier alone.

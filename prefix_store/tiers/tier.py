@@ -66,8 +66,8 @@ class Tier(Protocol):
                 of a `SealedBlock`'s frame after that is not stored.
 
         Returns:
-            How many of them are stored now, including those that were before. The sources are not read after the
-            return.
+            How many of them are stored now, including those that were before. Their segments are not read
+            after the return.
         """
 
     async def touch(self, chain: Sequence[BlockId], access: Access) -> None:

@@ -21,7 +21,7 @@ _NO_PARENT = "what comes before it is not here"
 
 
 class DiskWriter:
-    """Encodes blocks into a buffer, unless they have been, and writes their frames. One thread uses it.
+    """Writes blocks: the frames that they come with, or else frames that it encodes into a buffer. One thread uses it.
 
     After a failure it writes nothing for a second: blocks offered then are dropped.
 
@@ -82,7 +82,7 @@ class DiskWriter:
         if not self._has_parent(session, chain, place):  # a full disk may evict what is new
             return _NO_PARENT
         try:
-            if (lent := self._format.sealed(source)) is not None:
+            if (lent := self._format.frame_in(source)) is not None:
                 session.save(name, lent, cancel)
             else:
                 with cancel:

@@ -9,9 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from prefix_store.codecs.codec import CannotEncode, Codec, stored_key
-from prefix_store.codecs.frame_format import FrameFormat
+from prefix_store.codecs.frame_format import FrameFormat, SealedBlock
 from prefix_store.codecs.registry import CODECS, PLAIN, codec_named
 from prefix_store.codecs.scaled import FP8, INT8, Scaled, keys_and_values
+from prefix_store.frames.block_id import BlockId
 from prefix_store.frames.layout import BlockLayout
 from prefix_store.frames.segments import Bytes
 
@@ -143,3 +144,19 @@ def test_an_unknown_codec_is_refused() -> None:
     """The message lists the codecs."""
     with pytest.raises(ValueError, match="codec is 'zip', expected one of plain, int8, fp8"):
         codec_named("zip")
+
+
+@pytest.mark.parametrize("codec", [PLAIN, INT8])
+def test_a_block_with_a_frame_is_encoded_only_for_another_format(codec: Codec) -> None:
+    """The frame of the same format is copied as it is; for another one the block itself is encoded."""
+    layout = BlockLayout("float16", (3, 2, 2, 4, 8), "lphtd")
+    own, plain = FrameFormat(layout, codec), FrameFormat(layout, PLAIN)
+    block, segments = BlockId(*(bytes([number] * 16) for number in range(4))), [numbers(1, 0, layout)]
+    encoded, other = np.zeros(own.frame_bytes, np.uint8), np.zeros(plain.frame_bytes, np.uint8)
+    own.seal(block, segments, encoded)
+    marked = np.full(plain.frame_bytes, 7, np.uint8)
+    plain.seal(block, SealedBlock(plain, marked, segments), other)
+    assert (other == marked).all()
+    fresh = np.zeros(own.frame_bytes, np.uint8)
+    own.seal(block, SealedBlock(plain, marked, segments), fresh)
+    assert (fresh == (marked if codec is PLAIN else encoded)).all()

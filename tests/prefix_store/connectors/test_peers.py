@@ -76,7 +76,7 @@ def _in_loop(engine: PagedEngine, work: Coroutine[Any, Any, None]) -> None:
     wait_until(lambda: bool(done))
 
 
-def _has(engine: PagedEngine, prompt: list[int]) -> None:
+def _compute_and_publish(engine: PagedEngine, prompt: list[int]) -> None:
     """Computes and stores a prompt, and publishes that."""
     engine.ask(prompt)
     _in_loop(engine, _index(engine).flush())
@@ -125,7 +125,7 @@ def test_a_prompt_is_loaded_from_another_process(start: Start) -> None:
     """All its blocks but that of the last token."""
     one, other, prompt = start("one"), start("other"), prompt_of(37)
     _index(other)._deadline = 5.0  # a busy machine may need longer than 20 ms
-    _has(one, prompt)
+    _compute_and_publish(one, prompt)
     assert other.ask(prompt).loaded == 36
     assert other.workers.ranks[0].side.figures.failed_loads == 0
 
@@ -145,7 +145,7 @@ def test_what_a_peer_gives_wrongly_or_not_at_all_is_computed(
     """Every number that is read is the right one."""
     one, other, prompt = start("one"), start("other"), prompt_of(37)
     _index(other)._deadline = 5.0  # a busy machine may need longer than 20 ms
-    _has(one, prompt)
+    _compute_and_publish(one, prompt)
     _lie(one, lie)
     assert other.ask(prompt).loaded == 36
     assert other.workers.ranks[0].side.figures.failed_loads == 9 - right
@@ -160,8 +160,8 @@ async def test_an_index_that_is_away_costs_a_lookup_and_no_answer(
     """Blocks of others are computed, own ones loaded; what comes back is used again."""
     one, other = start("one"), start("other")
     theirs, mine = prompt_of(37), prompt_of(37)
-    _has(one, theirs)
-    _has(other, mine)
+    _compute_and_publish(one, theirs)
+    _compute_and_publish(other, mine)
     other.reset(forgets=False)
     if trouble == "frozen":
         own_valkey.freeze()
@@ -179,7 +179,7 @@ async def test_an_index_that_is_away_costs_a_lookup_and_no_answer(
 
         def is_back() -> bool:
             later = prompt_of(37)
-            _has(one, later)
+            _compute_and_publish(one, later)
             return other.ask(later).loaded == 36
 
         wait_until(is_back)
