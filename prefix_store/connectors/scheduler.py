@@ -294,11 +294,11 @@ class SchedulerSide:
         return tracked
 
     def _ask(self, tracked: _Tracked) -> None:
-        self._extend(tracked, min(tracked.limit, tracked.request.num_tokens) // self._block_size)
         self._forget_answers(tracked.request.request_id)
         self._lookups += 1
         tracked.lookup = self._lookups
-        tracked.saved, tracked.is_void = 0, False
+        tracked.saved = 0
+        tracked.is_void = not self._extend(tracked, min(tracked.limit, tracked.request.num_tokens) // self._block_size)
         tracked.known = len(tracked.chain.blocks)
         # Without blocks there is nothing to wait for, but the workers must know the request: its answer may fill some.
         tracked.found = None if tracked.chain.blocks else Found()
@@ -346,7 +346,9 @@ class SchedulerSide:
         full = min(self._computed(tracked.request), tracked.limit) // self._block_size
         if full <= first:
             return
-        self._extend(tracked, full)
+        if not self._extend(tracked, full):
+            tracked.is_void = True
+            return
         save = Save(
             tracked.request.request_id,
             tuple(tracked.chain.blocks[tracked.known :]),
@@ -356,8 +358,16 @@ class SchedulerSide:
         tracked.known, tracked.saved, tracked.has_saves = len(tracked.chain.blocks), full, True
         self._plan.saves.append(save)
 
-    def _extend(self, tracked: _Tracked, count: int) -> None:
-        """Extends a chain to so many blocks."""
+    def _extend(self, tracked: _Tracked, count: int) -> bool:
+        """Extends a chain to so many blocks; False: the request has no such tokens, and is neither found nor stored."""
+        try:
+            self._name(tracked, count)
+        except Exception:
+            log.exception("the blocks of request %s are not named; they are computed", tracked.request.request_id)
+            return False
+        return True
+
+    def _name(self, tracked: _Tracked, count: int) -> None:
         size, blocks = self._block_size, tracked.chain.blocks
         first = len(blocks)
         if count <= first:

@@ -42,6 +42,9 @@ _NEEDED = {
         "prompt_embeds",
         "request_id",
     ),
+    "vllm.v1.core.kv_cache_manager:KVCacheBlocks": ("get_block_ids",),
+    "vllm.v1.core.sched.output:KVConnectorBlockState": ("get_block_ids",),
+    "vllm.v1.outputs:KVConnectorOutput": ("finished_recving", "kv_connector_worker_meta"),
     "vllm.v1.core.sched.output:SchedulerOutput": (
         "kv_connector_block_state",
         "num_scheduled_tokens",

@@ -285,9 +285,13 @@ class WorkerSide:
             self._end_load(load, 0)
             return
         held.load = load, job
-        incoming = self._memory.incoming(load.block_ids)
-        chain = tuple(held.chain[: load.first + len(load.block_ids)])
-        self._thread.begin(self._restore(load, job, held, chain, incoming, self.block_seconds))
+        try:
+            incoming = self._memory.incoming(load.block_ids)
+            chain = tuple(held.chain[: load.first + len(load.block_ids)])
+            self._thread.begin(self._restore(load, job, held, chain, incoming, self.block_seconds))
+        except Exception:
+            log.exception("a load did not begin; its blocks are computed")
+            self._loaded(load, job, held, Restored(0))
 
     async def _restore(
         self,
@@ -339,9 +343,13 @@ class WorkerSide:
         if not block_ids:
             return
         job = self._begin_job(held, len(block_ids))
-        chain = tuple(held.chain[: save.first + len(block_ids)])
-        outgoing = self._memory.outgoing(block_ids)
-        self._thread.begin(self._keep(save.request_id, held, job, chain, outgoing))
+        try:
+            chain = tuple(held.chain[: save.first + len(block_ids)])
+            outgoing = self._memory.outgoing(block_ids)
+            self._thread.begin(self._keep(save.request_id, held, job, chain, outgoing))
+        except Exception:
+            log.exception("a save did not begin; its blocks are not stored")
+            self._job_done(save.request_id, held, job)
 
     async def _keep(
         self, request_id: str, held: _Held, job: _Job, chain: Sequence[BlockId], outgoing: Outgoing
@@ -361,9 +369,13 @@ class WorkerSide:
         if held is None or not self._thread.is_alive:
             return
         job = self._begin_job(held, 0)
-        outgoing = self._memory.outgoing(audit.block_ids)
-        chain = tuple(held.chain[: audit.first + len(audit.block_ids)])
-        self._thread.begin(self._compare(audit, held, job, chain, outgoing))
+        try:
+            outgoing = self._memory.outgoing(audit.block_ids)
+            chain = tuple(held.chain[: audit.first + len(audit.block_ids)])
+            self._thread.begin(self._compare(audit, held, job, chain, outgoing))
+        except Exception:
+            log.exception("an audit did not begin")
+            self._job_done(audit.request_id, held, job)
 
     async def _compare(
         self, audit: Audit, held: _Held, job: _Job, chain: Sequence[BlockId], outgoing: Outgoing

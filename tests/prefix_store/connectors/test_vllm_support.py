@@ -115,9 +115,9 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, bool]]:
     classes: dict[str, dict[str, bool]] = {}
     for place, names in vllm_support._NEEDED.items():
         module, _, class_name = place.partition(":")
+        classes[class_name] = dict.fromkeys(names, True)
         found = ModuleType(module)
-        members = classes[class_name] = dict.fromkeys(names, True)
-        found.__getattr__ = lambda name, members=members: type(name, (), members)  # type: ignore[method-assign, misc]
+        found.__getattr__ = lambda name: type(name, (), classes[name])  # type: ignore[method-assign]
         monkeypatch.setitem(sys.modules, module, found)
     return classes
 
