@@ -1,7 +1,7 @@
 """What upstreams say themselves of the KV blocks that they hold."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from gateway.routing.prefixes.asking import TOKENIZE_PATH, Asker, Prompt, are_tokens
@@ -9,15 +9,13 @@ from gateway.routing.prefixes.engine_index import LOOKUP_PATH, EngineIndex
 from gateway.tenants.credentials import NAMESPACE_HEADER
 from gateway.upstreams.upstream import Upstream
 
-_DEADLINE = 0.02
-
 
 class PrefixView(Protocol):
     """A way to know what upstreams hold."""
 
     async def shares(self, upstreams: Sequence[Upstream], prompt: Prompt) -> Mapping[str, float]:
         """The leading share of the prompt, from 0 to 1, that upstreams hold, by their names; without those of which it
-        is not known. Takes 20 ms at most, and raises nothing.
+        is not known. Raises nothing, and takes no longer than an `Asker` does.
         """
 
 
@@ -55,13 +53,14 @@ class PublishedBlocks:
             for upstream in upstreams
             if (blocks := self._blocks.get(upstream.name)) is not None and len(blocks)
         }
-        # All have the same model, and so the same tokens.
-        asked = next(iter(known), None)
-        if asked is None or _is_of_adapter(prompt, asked, known.values()):
+        if any(_is_of_adapter(prompt, upstream, blocks) for upstream, blocks in known.items()):
             return {}
-        tokens = prompt.fields.get("prompt")
-        if not are_tokens(tokens):
-            tokens = (await self._asker.ask(asked, TOKENIZE_PATH, prompt) or {}).get("tokens")
+        tokens = prompt.fields.get("prompt") if are_tokens(prompt.fields.get("prompt")) else None
+        # All have the same model, and so the same tokens.
+        asked = [upstream for upstream in known if self._asker.asks(upstream)]
+        if tokens is None and asked:
+            least_busy = min(asked, key=lambda upstream: upstream.in_flight)
+            tokens = (await self._asker.ask(least_busy, TOKENIZE_PATH, prompt) or {}).get("tokens")
         if not are_tokens(tokens):
             return {}
         leading = {upstream: blocks.leading(tokens, _salt(prompt, upstream)) for upstream, blocks in known.items()}
@@ -71,11 +70,10 @@ class PublishedBlocks:
         return {each.name: count / len(tokens) for each, count in leading.items() if count or known[each].is_whole}
 
 
-def _is_of_adapter(prompt: Prompt, upstream: Upstream, known: Iterable[HeldBlocks]) -> bool:
+def _is_of_adapter(prompt: Prompt, upstream: Upstream, blocks: HeldBlocks) -> bool:
     """Whether the blocks of a prompt are not those of its tokens, but of a LoRA adapter."""
     model = str(prompt.fields.get("model"))
-    adapter = upstream.settings.models.get(model, model)
-    return any(adapter in blocks.adapters for blocks in known)
+    return upstream.settings.models.get(model, model) in blocks.adapters
 
 
 def _salt(prompt: Prompt, upstream: Upstream) -> str | None:
@@ -89,8 +87,8 @@ class PrefixViews:
     def __init__(self, published: Mapping[str, HeldBlocks]) -> None:
         self._published = published
         self._views: tuple[PrefixView, ...] = (
-            EngineIndex(Asker(_DEADLINE)),
-            PublishedBlocks(Asker(_DEADLINE), published),
+            EngineIndex(Asker()),
+            PublishedBlocks(Asker(), published),
         )
 
     def may_know(self, upstreams: Sequence[Upstream]) -> bool:
@@ -103,7 +101,7 @@ class PrefixViews:
         return None if blocks is None else len(blocks)
 
     async def held(self, upstreams: Sequence[Upstream], prompt: Prompt) -> Mapping[str, float]:
-        """For `RouteRequest.held`, within 20 ms. What events say counts before what an index says."""
+        """For `RouteRequest.held`, in the time of an `Asker`. What events say counts before what an index says."""
         if not self.may_know(upstreams):
             return {}
         found: dict[str, float] = {}

@@ -23,7 +23,7 @@ def tokens_of(prompt: str) -> list[int]:
 
 class Engine:
     """A server at `url`; `stored` are the prompts that it holds, and `fields` what it was asked last. `hang` delays
-    every answer while it is set. `sources` are the publishers that it lists, as vLLM does.
+    every answer while it is set, `delay` by so many seconds. `sources` are the publishers that it lists, as vLLM does.
     """
 
     def __init__(self, has_index: bool) -> None:
@@ -32,13 +32,14 @@ class Engine:
         self.asked = 0
         self.fields: dict[str, Any] = {}
         self.hang = False
+        self.delay = 0.0
         self.owned_by = "keepgate"
         self.sources: dict[str, dict[str, Any]] = {}
         self.url = ""
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["Engine"]:
-        application = web.Application()
+        application = web.Application(client_max_size=2**23)
         application.router.add_post("/tokenize", self._tokenize)
         application.router.add_get("/v1/models", self._list_models)
         application.router.add_get("/kv_event_sources", self._list_sources)
@@ -58,6 +59,7 @@ class Engine:
         self.fields = await request.json()
         if self.hang:
             await asyncio.Event().wait()
+        await asyncio.sleep(self.delay)
         return tokens_of(self.fields["prompt"])
 
     async def _tokenize(self, request: web.Request) -> web.Response:

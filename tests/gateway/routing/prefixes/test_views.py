@@ -208,6 +208,41 @@ async def test_an_upstream_that_hangs_is_asked_once() -> None:
         assert servers["a"].asked == 1
 
 
+async def test_a_long_prompt_has_a_longer_deadline() -> None:
+    """Making tokens of it takes longer, and is still short beside computing them; a short one's stays short."""
+    async with AsyncExitStack() as stack:
+        servers, upstreams = await engines(stack, has_index=True)
+        servers["a"].delay = 0.3
+        servers["a"].stored.append(tokens_of("one two " * 100_000))
+        index = EngineIndex(Asker(0.1))
+        assert await index.shares(upstreams[:1], Prompt({"prompt": "one two " * 100_000})) == {"a": 1.0}
+        assert await index.shares(upstreams[:1], Prompt({"prompt": "one two"})) == {}
+
+
+async def test_another_upstream_is_asked_for_tokens_while_one_is_left_alone() -> None:
+    """All that publish have the same: one that hangs costs one request its view of the blocks, and no other."""
+    held = EngineBlocks()
+    held.apply(batch(stored(tokens_of("one two"))))
+    async with AsyncExitStack() as stack:
+        servers, upstreams = await engines(stack, has_index=False)
+        servers["a"].hang = True
+        view = PublishedBlocks(Asker(0.1), {"a": held, "b": held})
+        shares = [await view.shares(upstreams, Prompt({"prompt": "one two"})) for _ in range(3)]
+        assert shares == [{}, {"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 1.0}]
+        assert servers["a"].asked == 1
+
+
+async def test_the_least_busy_upstream_is_asked_for_tokens() -> None:
+    """It answers first."""
+    held = EngineBlocks()
+    held.apply(batch(stored(tokens_of("one two"))))
+    async with AsyncExitStack() as stack:
+        servers, upstreams = await engines(stack, has_index=False)
+        upstreams[0].in_flight = 3
+        await PublishedBlocks(Asker(DEADLINE), {"a": held, "b": held}).shares(upstreams, Prompt({"prompt": "one two"}))
+        assert (servers["a"].asked, servers["b"].asked) == (0, 1)
+
+
 async def test_only_upstreams_that_may_know_are_asked() -> None:
     """Where none has an index or publishes events, no question is sent."""
     async with AsyncExitStack() as stack:
