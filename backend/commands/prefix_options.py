@@ -129,11 +129,6 @@ def read_prefix_arguments(arguments: argparse.Namespace) -> StoreConfig | None:
                     "--prefix-disk, --prefix-mooncake or --prefix-index"
                 )
         return None
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if (arguments.prefix_memory or 0) > total:
-        raise ValueError(
-            f"--prefix-memory: {arguments.prefix_memory:,} bytes are more than the {total:,} that this machine has"
-        )
     if arguments.prefix_disk:
         # Checked here, because loading a model takes minutes.
         try:

@@ -31,7 +31,15 @@ from gateway.surfaces.ollama.models import known_as
 from gateway.surfaces.openai import CHAT, COMPLETIONS
 from gateway.surfaces.registry import BY_PATH
 from gateway.surfaces.responses.requests import continued
-from gateway.surfaces.surface import AnswerForm, ChatRequest, Json, StreamedForm, Surface, TranslatedForm
+from gateway.surfaces.surface import (
+    AnswerForm,
+    ChatRequest,
+    Json,
+    StreamedForm,
+    Surface,
+    TranslatedForm,
+    without_empty_tools,
+)
 from gateway.surfaces.whole import WholeRequest
 from gateway.tenants.caller import Caller
 from gateway.tenants.credentials import OTHER_HEADERS, answer_headers, bearer
@@ -51,6 +59,7 @@ _REUSES: dict[Family, str] = {CHAT.family: "conversation", COMPLETIONS.family: "
 _TARGETS = {path: form.family for form in (CHAT, COMPLETIONS) for path in form.paths}
 
 _decode = msgspec.json.Decoder().decode
+_fields_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -232,6 +241,9 @@ def parse_request(
                 asked = replace(asked, fields={**asked.fields, "model": model})
             fields = asked.fields
         else:
+            if fields.get("tools") == [] and surface is CHAT:
+                fields = without_empty_tools(fields)
+                body = _encode({name: value for name, value in _fields_of(body).items() if name in fields})
             asked = _chat_request(path, fields)
         named = model
         chosen = resolved(models, model, fields, headers, caller)

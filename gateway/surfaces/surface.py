@@ -84,12 +84,24 @@ class ChatRequest:
             if not fields["tools"]:
                 for name in ("tools", "tool_choice", "parallel_tool_calls"):
                     fields.pop(name, None)
-        return fields
+        return without_empty_tools(fields)
 
     @property
     def echo_digest(self) -> str:
         """Tells apart the answers to requests that share an entry and repeat different things."""
         return xxhash.xxh3_64_hexdigest(_encode(self.echo)) if self.echo else ""
+
+
+def without_empty_tools(fields: Json) -> Json:
+    """The fields of a chat completion without an empty list of tools, and without what says how to use them: there are
+    none, but OpenAI and vLLM refuse the request.
+    """
+    if fields.get("tools") != []:
+        return fields
+    dropped = ["tools", "parallel_tool_calls"]
+    if fields.get("tool_choice") in (None, "auto", "none"):  # other choices cannot be made: the upstream says so
+        dropped.append("tool_choice")
+    return {name: value for name, value in fields.items() if name not in dropped}
 
 
 class Translator(ABC):

@@ -19,6 +19,9 @@ from prefix_store.store.options import read_secret, read_size
 from prefix_store.tiers.disk.folder import Folder
 from prefix_store.tiers.mooncake.settings import read_settings
 
+_OPTIONS = {"memory_bytes": "memory", "disk_bytes": "disk_size", "audit_every": "audit"}
+"""The option that a field of `StoreConfig` comes from, where it has another name."""
+
 
 class ConnectorOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """As people write them; the names are those of ``keepgate backend --prefix-…``. Sizes: bytes, or as "2GiB"."""
@@ -67,20 +70,25 @@ class ConnectorOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             except ValueError as error:
                 raise ValueError(f"mooncake: {error}") from error
         name = self.name or urlsplit(address).netloc or f"{socket.gethostname()}:{os.getpid()}"
-        config = StoreConfig(
-            memory_bytes=_size("memory", self.memory),
-            memory_codec=_codec("memory_codec", self.memory_codec),
-            disk=Path(self.disk) if self.disk else None,
-            disk_bytes=_size("disk_size", self.disk_size),
-            disk_codec=_codec("disk_codec", self.disk_codec),
-            mooncake=Path(self.mooncake) if self.mooncake else None,
-            mooncake_codec=_codec("mooncake_codec", self.mooncake_codec),
-            index=(os.environ.get("KEEPGATE_PREFIX_INDEX", "") if self.index is None else self.index),
-            name=f"{name}-{worker}" if self.name and worker else name,
-            address=address,
-            secret=read_secret(Path(self.secret_file) if self.secret_file else None, "secret_file"),
-            audit_every=self.audit,
-        )
+        sizes = _size("memory", self.memory), _size("disk_size", self.disk_size)
+        try:
+            config = StoreConfig(
+                memory_bytes=sizes[0],
+                memory_codec=_codec("memory_codec", self.memory_codec),
+                disk=Path(self.disk) if self.disk else None,
+                disk_bytes=sizes[1],
+                disk_codec=_codec("disk_codec", self.disk_codec),
+                mooncake=Path(self.mooncake) if self.mooncake else None,
+                mooncake_codec=_codec("mooncake_codec", self.mooncake_codec),
+                index=(os.environ.get("KEEPGATE_PREFIX_INDEX", "") if self.index is None else self.index),
+                name=f"{name}-{worker}" if self.name and worker else name,
+                address=address,
+                secret=read_secret(Path(self.secret_file) if self.secret_file else None, "secret_file"),
+                audit_every=self.audit,
+            )
+        except ValueError as error:
+            field, _, rest = str(error).partition(" ")
+            raise ValueError(f"{_OPTIONS.get(field, field)} {rest}") from error
         if not (config.memory_bytes or config.disk or config.mooncake or config.index):
             raise ValueError("there is no place for blocks; expected memory, disk, mooncake or index")
         return config

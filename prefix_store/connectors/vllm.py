@@ -165,7 +165,8 @@ class KeepgateConnector(KVConnectorBase_V1):  # type: ignore[misc]
         opens = functools.partial(self._open, memory.layout, names)
         thread: StoreThread[OpenStore] = StoreThread(opens)
         self._worker = WorkerSide(memory, num_blocks, thread, names[0])
-        self._reporter = StoreReporter(functools.partial(worker_metrics, self._worker, self._block_size))
+        metrics = functools.partial(worker_metrics, self._worker, self._block_size)
+        self._reporter = StoreReporter(metrics, str(self._worker_number))
         log.info(
             "the prefix store of worker %d keeps blocks of %d tokens and %d bytes in %s",
             *(self._worker_number, self._block_size, thread.value.block_bytes, ", ".join(thread.value.store.tiers)),

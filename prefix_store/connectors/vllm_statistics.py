@@ -27,7 +27,7 @@ _HELP = {
 
 
 class StoreStats(KVConnectorStats):  # type: ignore[misc]  # vLLM is not installed where types are checked
-    """What has changed since the last step, of all workers: ``counters`` and ``gauges``, by "name tier"."""
+    """What has changed since the last step, of all workers: ``counters`` and ``gauges``, by "name worker tier"."""
 
     def reset(self) -> None:
         self.data: dict[str, dict[str, float]] = {"counters": {}, "gauges": {}}
@@ -40,18 +40,23 @@ class StoreStats(KVConnectorStats):  # type: ignore[misc]  # vLLM is not install
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        """For vLLM's log."""
-        return {name.replace(" ", "_"): value for name, value in self.data["counters"].items()}
+        """For vLLM's log, of all workers together."""
+        summed: Counter[str] = Counter()
+        for name, value in self.data["counters"].items():
+            metric, _, tier = name.split(" ")
+            summed[f"{metric}_{tier}"] += value  # type: ignore[assignment]
+        return dict(summed)
 
     def is_empty(self) -> bool:
-        return not self.data.get("counters")
+        return not any(self.data.values())
 
 
 class StoreReporter:
-    """Makes statistics of what has changed in these metrics."""
+    """Makes statistics of what has changed in these metrics of a worker, or of the scheduler, which has no number."""
 
-    def __init__(self, metrics: Callable[[], Iterable[StoreMetric]]) -> None:
+    def __init__(self, metrics: Callable[[], Iterable[StoreMetric]], worker: str = "") -> None:
         self._metrics = metrics
+        self._worker = worker
         self._told: Counter[str] = Counter()
 
     def changes(self) -> StoreStats | None:
@@ -60,13 +65,15 @@ class StoreReporter:
         gauges: dict[str, float] = {}
         for metric in self._metrics():
             for tier, value in metric.values.items():
-                name = f"{metric.name} {tier}"
-                if not metric.is_counter:
-                    gauges[name] = value
-                elif value != self._told[name]:
+                name = f"{metric.name} {self._worker} {tier}"
+                if value == self._told[name]:
+                    continue
+                if metric.is_counter:
                     counters[name] = value - self._told[name]
-                    self._told[name] = value  # type: ignore[assignment]
-        return StoreStats(data={"counters": counters, "gauges": gauges}) if counters else None
+                else:
+                    gauges[name] = value
+                self._told[name] = value  # type: ignore[assignment]
+        return StoreStats(data={"counters": counters, "gauges": gauges}) if counters or gauges else None
 
 
 def worker_metrics(worker: WorkerSide, block_size: int) -> Iterator[StoreMetric]:
@@ -84,7 +91,7 @@ def scheduler_metrics(scheduler: SchedulerSide) -> Iterator[StoreMetric]:
 
 
 class StorePromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
-    """Counters and gauges ``keepgate_prefix_…`` with the label ``tier``, beside vLLM's own labels."""
+    """Counters and gauges ``keepgate_prefix_…`` with the labels ``worker`` and ``tier``, beside vLLM's own labels."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -95,8 +102,8 @@ class StorePromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
         labels = [str(value) for value in self.per_engine_labelvalues[engine_idx]]
         for kind, make in (("counters", self._counter_cls), ("gauges", self._gauge_cls)):
             for name, value in transfer_stats_data.get(kind, {}).items():
-                metric, _, tier = name.partition(" ")
-                child = self._family(metric, make).labels(*labels, tier)
+                metric, worker, tier = name.split(" ")
+                child = self._family(metric, make).labels(*labels, worker, tier)
                 if kind == "counters":
                     child.inc(value)
                 else:
@@ -106,6 +113,6 @@ class StorePromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
         if name not in self._families:
             help_text = _HELP.get(name, "See docs/guides/vllm.md.")
             self._families[name] = make(
-                name=f"{_PREFIX}_{name}", documentation=help_text, labelnames=[*self._labelnames, "tier"]
+                name=f"{_PREFIX}_{name}", documentation=help_text, labelnames=[*self._labelnames, "worker", "tier"]
             )
         return self._families[name]

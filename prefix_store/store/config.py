@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,8 +19,8 @@ class StoreConfig:
     """The tiers, the index and the peers of a store; sizes in bytes.
 
     Raises:
-        ValueError: a number is negative, the address is no URL of a server, or there are two lossy codecs, which one
-            engine could not distinguish.
+        ValueError: a number is negative, the machine has not so much memory, the address is no URL of a server, or
+            there are two lossy codecs, which one engine could not distinguish.
     """
 
     memory_bytes: int = 0
@@ -47,6 +48,9 @@ class StoreConfig:
         for name in ("memory_bytes", "disk_bytes", "audit_every"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 0")
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if self.memory_bytes > there:
+            raise ValueError(f"memory_bytes is {self.memory_bytes:,}, expected at most the {there:,} of this machine")
         if self.address and not _is_url(self.address):
             raise ValueError(f"address is {self.address!r}, expected http://host:port or https://host:port")
         for field_name, codec in self.codecs.items():

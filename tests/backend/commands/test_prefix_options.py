@@ -61,7 +61,7 @@ def test_the_folder_and_the_secret_are_created_at_the_first_start(tmp_path: Path
             ("--prefix-memory", "1MiB", "--prefix-secret-file", "{here}/short"),
             "--prefix-secret-file {here}/short: the secret has 5 bytes, expected 16 or more",
         ),
-        (("--prefix-memory", "90000GiB"), "--prefix-memory: 96,636,764,160,000 bytes are more than the "),
+        (("--prefix-memory", "90000GiB"), "--prefix-memory is 96,636,764,160,000, expected at most the "),
         (("--prefix-disk", "{here}/short/kv"), "--prefix-disk {here}/short/kv: Not a directory"),
         (("--prefix-disk", "{here}"), "--prefix-disk {here}: {here} is not a folder of KV blocks: it has 'short'"),
     ],

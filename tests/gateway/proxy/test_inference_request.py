@@ -54,6 +54,20 @@ def test_a_body_of_millions_of_values_is_refused_before_it_is_decoded() -> None:
     assert read(text).model == "m"
 
 
+@pytest.mark.parametrize("rest", [b"", b',"tool_choice":"auto"', b',"tool_choice":"none","parallel_tool_calls":true'])
+def test_an_empty_list_is_no_tools(rest: bytes) -> None:
+    """Chat UIs send one, OpenAI and vLLM refuse it: the request is the same as without, and its other bytes stay."""
+    plain = b'{"model":"m","messages":[{"role":"user","content":"1.00"}],"top_p":1.00}'
+    found, expected = read(plain[:-1] + b',"tools": []' + rest + b"}"), read(plain)
+    assert (found.key, found.body) == (expected.key, plain)
+
+
+def test_a_tool_that_must_be_called_is_not_forgotten() -> None:
+    """The upstream says that there is none."""
+    body = read(b'{"model":"m","messages":[],"tools":[],"tool_choice":"required"}').body
+    assert body == b'{"model":"m","messages":[],"tool_choice":"required"}'
+
+
 def test_every_credential_counts() -> None:
     """Different sets of credentials, in any headers, give different namespaces."""
     sets: list[list[tuple[str, str]]] = [

@@ -101,6 +101,14 @@ async def test_a_salt_is_in_every_form_of_api(client: Client) -> None:
         assert usage["input_tokens_details"]["cached_tokens"] > 200
 
 
+@pytest.mark.parametrize("choice", [{}, {"tool_choice": "auto"}])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+async def test_an_empty_list_of_tools_is_answered(client: Client, path: str, choice: dict[str, str]) -> None:
+    """vLLM refuses one in a chat completion, and chat UIs send it."""
+    asked = {"model": "m", "max_output_tokens": 1, "input": "Hello"} if "responses" in path else chat("hello")
+    assert (await client.send("POST", path, {**asked, "tools": [], **choice})).status == 200
+
+
 @pytest.fixture
 async def tasks() -> AsyncIterator[Any]:
     async with background_tasks() as tasks:

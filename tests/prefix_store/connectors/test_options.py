@@ -1,5 +1,6 @@
 """The options of a connector: what they become, and that every mistake is named."""
 
+import argparse
 import os
 import re
 import socket
@@ -8,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from backend.commands.prefix_options import add_prefix_arguments
 from prefix_store.codecs.registry import codec_named
-from prefix_store.connectors.options import Listening, listening, read_options
+from prefix_store.connectors.options import ConnectorOptions, Listening, listening, read_options
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +25,7 @@ def test_options_become_a_store(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     options = read_options(
         {
-            "memory": "8GiB",
+            "memory": "1GiB",
             "memory_codec": "int8",
             "disk": str(tmp_path / "kv"),
             "disk_size": 10_000_000,
@@ -35,7 +37,7 @@ def test_options_become_a_store(tmp_path: Path) -> None:
         }
     )
     config = options.config(1)
-    assert config.memory_bytes == 8 * 2**30
+    assert config.memory_bytes == 2**30
     assert config.memory_codec == codec_named("int8")
     assert (config.disk, config.disk_bytes) == (tmp_path / "kv", 10_000_000)
     assert config.disk_codec == codec_named("plain")
@@ -45,6 +47,14 @@ def test_options_become_a_store(tmp_path: Path) -> None:
     assert config.audit_every == 7
     assert options.config(0).name == "engine"
     assert options.config(0).secret == config.secret
+
+
+def test_the_names_are_those_of_the_engines_command_line() -> None:
+    """But for the host to listen at: the in-repo engine serves its store where it answers requests."""
+    parser = argparse.ArgumentParser()
+    add_prefix_arguments(parser)
+    names = {name.removeprefix("prefix_") for name in vars(parser.parse_args([]))}
+    assert {*ConnectorOptions.__struct_fields__} == {*names, "listen"}
 
 
 def test_what_is_not_given_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,8 +96,10 @@ def test_a_worker_opens_the_port_of_its_address(options: dict[str, Any], worker:
         ({"audit": "often"}, r"\.audit"),
         ({"public_prefix": "file"}, r"\.public_prefix"),
         ({"memory": "8 gigs"}, "memory: '8 gigs' is no size"),
-        ({"memory": -1}, "memory_bytes is -1"),
-        ({"memory": 1, "audit": -1}, "audit_every is -1"),
+        ({"memory": -1}, "^memory is -1, expected at least 0"),
+        ({"memory": 1, "audit": -1}, "^audit is -1"),
+        ({"memory": "1000000GiB"}, "^memory is [0-9,]+, expected at most the [0-9,]+ of this machine"),
+        ({"memory": 1, "disk_size": -1}, "^disk_size is -1"),
         ({"memory": 1, "disk_size": "many"}, "disk_size: 'many' is no size"),
         ({"memory": 1, "memory_codec": "zip"}, "memory_codec: codec is 'zip', expected one of plain"),
         ({"disk": "kv", "disk_codec": "zip"}, "disk_codec: codec is 'zip'"),

@@ -664,7 +664,9 @@ def test_tools_that_a_provider_runs_are_not_sent(kind: str) -> None:
     assert request.chat_fields["tools"] == [{"type": "function", "function": {"name": "f"}}]
     assert request.unsent == ["tools[0]"]
     alone = asked(tools=[{"type": kind}], tool_choice="auto", parallel_tool_calls=True)
-    assert not {"tools", "tool_choice", "parallel_tool_calls"} & alone.chat_fields.keys()
+    empty = asked(tools=[], tool_choice="auto", parallel_tool_calls=True)
+    for request in (alone, empty):
+        assert not {"tools", "tool_choice", "parallel_tool_calls"} & request.chat_fields.keys()
 
 
 def test_functions_of_a_namespace_have_longer_names() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, PreTrainedConfig
 
 from backend.model_loader.source import BUNDLED_MODEL, resolve_model
 
@@ -19,8 +19,6 @@ def smollm2() -> Path:
 
 def random_llama(folder: Path, *, layers: int, hidden: int, heads: int, kv_heads: int, seed: int = 0) -> Path:
     """Writes a model with random weights and SmolLM2's tokenizer."""
-    torch.manual_seed(seed)
-    source = smollm2()
     config = LlamaConfig(
         vocab_size=49152,
         hidden_size=hidden,
@@ -33,8 +31,33 @@ def random_llama(folder: Path, *, layers: int, hidden: int, heads: int, kv_heads
         bos_token_id=1,
         eos_token_id=2,
     )
-    model: Any = LlamaForCausalLM(config)
-    model.to(torch.bfloat16).save_pretrained(folder)
+    return _written(folder, config, seed)
+
+
+def random_gemma3(folder: Path) -> Path:
+    """Writes a model whose layers have a sliding window, but for each sixth."""
+    config = Gemma3TextConfig(
+        vocab_size=49152,
+        hidden_size=128,
+        num_hidden_layers=6,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=64,
+        intermediate_size=256,
+        max_position_embeddings=4096,
+        sliding_window=256,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    return _written(folder, config, 0)
+
+
+def _written(folder: Path, config: PreTrainedConfig, seed: int) -> Path:
+    torch.manual_seed(seed)
+    models: Any = AutoModelForCausalLM
+    models.from_config(config).to(torch.bfloat16).save_pretrained(folder)
+    source = smollm2()
     for name in _TOKENIZER_FILES:
         shutil.copy(source / name, folder)
     return folder

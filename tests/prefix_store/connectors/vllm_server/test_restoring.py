@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.compose.monitoring import free_port
-from tests.prefix_store.connectors.vllm_server.models import random_llama
+from tests.prefix_store.connectors.vllm_server.models import random_gemma3, random_llama
 from tests.prefix_store.connectors.vllm_server.server import VllmServer, vllm_server
 from tests.waiting import until
 
@@ -193,7 +193,9 @@ def test_ranks_have_a_part_each(tmp_path: Path) -> None:
         first = server.complete(tokens)
         server.settle()
         assert server.complete(tokens) == first
-        assert server.restored() == 2 * 6 * BLOCK
+        for worker in "01":
+            assert server.metric("keepgate_prefix_restored_tokens_total", worker=worker) == 6 * BLOCK
+            assert server.metric("keepgate_prefix_blocks", worker=worker, tier="memory") == 6
 
 
 def test_data_parallel_engines_have_stores_of_their_own(tmp_path: Path) -> None:
@@ -223,6 +225,14 @@ def test_a_wrong_option_is_named(tmp_path: Path, options: dict[str, str], messag
     with pytest.raises(RuntimeError, match="ended") as error, vllm_server(model, options):
         pass
     assert message in str(error.value)
+
+
+def test_a_hybrid_model_is_refused(tmp_path: Path) -> None:
+    """The server does not start, and says which layers are the reason."""
+    model = random_gemma3(tmp_path / "model")
+    with pytest.raises(RuntimeError, match="ended") as error, vllm_server(model, {"memory": "64MiB"}):
+        pass
+    assert "expected full attention in every layer" in str(error.value)
 
 
 def seeds(count: int) -> Iterator[tuple[int, random.Random]]:
