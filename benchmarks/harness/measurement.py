@@ -57,9 +57,10 @@ OPTIONAL_FIGURES = {
     "dashboard": "gateway.dashboard",
     "predictions": "semantic.predictions",
     "semantic_languages": "semantic.languages",
-    "vllm_ttft": "prefix.vllm_ttft",
-    "vllm_cost": "prefix.vllm_cost",
-    "vllm_agreement": "prefix.vllm_agreement",
+    "vllm_ttft": "vllm.ttft",
+    "vllm_cost": "vllm.cost",
+    "vllm_agreement": "vllm.agreement",
+    "vllm_soak": "vllm.soak",
 }
 
 

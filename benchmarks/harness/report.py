@@ -18,6 +18,7 @@ _PAGES = {
     "gateway": ("exact-cache", "Gateway and exact cache"),
     "semantic": ("semantic-cache", "Semantic cache"),
     "prefix": ("prefix-store", "Prefix store"),
+    "vllm": ("vllm", "Prefix store under vLLM"),
     "engine": ("engine", "Engine"),
     "quantization": ("quantization", "Quantised weights"),
 }

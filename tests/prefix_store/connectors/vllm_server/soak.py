@@ -1,4 +1,5 @@
-"""Random requests to two vLLM servers with one store, with faults: `python -m …vllm_server.soak OPERATIONS [SEED]`.
+"""Random requests to two vLLM servers with one store, with faults, for `benchmarks.vllm.soak` and its own command:
+`python -m …vllm_server.soak OPERATIONS [SEED]`.
 
 Both have the connector, a folder on disk together, and an index in Valkey by which they are peers; one computes in a
 process of its own, as with several ranks, the other in that of its scheduler, as on one GPU. Operations are
@@ -31,6 +32,7 @@ _ANSWER = 6
 _BASES, _LONGEST = 24, 600
 _WEIGHTS = {"ask": 820, "ask several": 90, "take back": 60, "damage": 20, "stop Valkey": 8, "kill": 1}
 _LONGEST_STOP = 1.5
+_PLACES = ("memory", "disk", "peers")
 _POOL = ("--num-gpu-blocks-override", "96")
 _NO_CACHE = ("--no-enable-prefix-caching",)
 # A worker of its own spins for a second after each step: three of them leave each other little of a few processors.
@@ -39,7 +41,9 @@ _ONE_PROCESS_VARIABLES = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
 class Soak:
-    """Two servers with the connector, and one without as the reference."""
+    """Two servers with the connector, and one without as the reference. `counts` are of operations, requests, damaged
+    blocks and restored tokens; `wrong` says what answered otherwise than the reference, or not in time.
+    """
 
     def __init__(self, folder: Path, url: str, valkey: int, seed: int) -> None:
         self.counts: Counter[str] = Counter()
@@ -104,11 +108,16 @@ class Soak:
             if number % 500 == 499:
                 print(f"{number + 1} operations: {dict(self.counts)}, {len(self.wrong)} wrong", flush=True)
 
-    def restored(self) -> dict[str, float]:
-        """Tokens, by place, since the last starts."""
-        return {
-            place: sum(server.restored(place) for server, _ in self._servers) for place in ("memory", "disk", "peers")
-        }
+    @property
+    def missing(self) -> list[str]:
+        """What has not happened, and should have."""
+        places = (f"tokens restored from {place}" for place in _PLACES)
+        return [name for name in (*_WEIGHTS, *places) if not self.counts[name]]
+
+    def note_restored(self) -> None:
+        """Counts what the servers have restored since they were started."""
+        for place in _PLACES:
+            self.counts[f"tokens restored from {place}"] += sum(int(each.restored(place)) for each, _ in self._servers)
 
     def _started(self, place: int) -> tuple[VllmServer, ExitStack]:
         stack = ExitStack()
@@ -158,6 +167,7 @@ class Soak:
                     path.write_bytes(data)
             except FileNotFoundError:  # it was evicted
                 continue
+            self.counts["damaged blocks"] += 1
 
     async def _stop_valkey(self) -> None:
         os.kill(self._valkey, signal.SIGSTOP)
@@ -171,14 +181,15 @@ class Soak:
     def _kill(self) -> None:
         place = self._pick.randrange(2)
         server, stack = self._servers[place]
+        for name in _PLACES:
+            self.counts[f"tokens restored from {name}"] += int(server.restored(name))
         server.kill()
         stack.close()
         self._servers[place] = self._started(place)
 
 
-async def _main(arguments: Sequence[str]) -> int:
-    operations = int(arguments[0]) if arguments else 1_000
-    seed = int(arguments[1]) if len(arguments) > 1 else 0
+async def soaked(operations: int, seed: int) -> Soak:
+    """After so many operations."""
     folder = await asyncio.to_thread(lambda: Path(tempfile.mkdtemp(prefix="keepgate-vllm-")))
     try:
         async with valkey_running() as url:
@@ -186,20 +197,24 @@ async def _main(arguments: Sequence[str]) -> int:
             try:
                 await asyncio.to_thread(soak.start)
                 await soak.run(operations)
-                restored = await asyncio.to_thread(soak.restored)
+                await asyncio.to_thread(soak.note_restored)
             finally:
                 await asyncio.to_thread(soak.close)
     finally:
-        shutil.rmtree(folder)
-    print(f"{operations} operations, {soak.counts['requests']} requests; restored since the last starts: {restored}")
+        await asyncio.to_thread(shutil.rmtree, folder)
+    return soak
+
+
+async def _main(arguments: Sequence[str]) -> int:
+    operations = int(arguments[0]) if arguments else 1_000
+    soak = await soaked(operations, int(arguments[1]) if len(arguments) > 1 else 0)
+    print(f"{operations} operations: {dict(soak.counts)}")
     print(f"{len(soak.wrong)} wrong or hung")
     for each in soak.wrong[:20]:
         print(each)
-    missing = [name for name in _WEIGHTS if not soak.counts[name]]
-    missing += [place for place, tokens in restored.items() if not tokens]
-    if missing:
-        print(f"there was none of {', '.join(missing)}: more operations are needed")
-    return 1 if soak.wrong or missing else 0
+    if soak.missing:
+        print(f"there was none of {', '.join(soak.missing)}: more operations are needed")
+    return 1 if soak.wrong or soak.missing else 0
 
 
 def _process_of(url: str) -> int:

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from benchmarks.harness.measurement import Figure, Row, Target
 from benchmarks.harness.processes import CannotMeasure
-from benchmarks.prefix.vllm_servers import check_installed, served
+from benchmarks.vllm.servers import check_installed, served
 from tests.prefix_store.connectors.vllm_server.models import smollm2
 from tests.prefix_store.connectors.vllm_server.server import VllmServer
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.harness.measurement import Figure, Row, Target
 from benchmarks.harness.processes import CannotMeasure
 from benchmarks.prefix.index import valkey_running
-from benchmarks.prefix.vllm_servers import check_installed, models, served, wait_for_cores
+from benchmarks.vllm.servers import check_installed, models, served, wait_for_cores
 from tests.compose.monitoring import free_port
 from tests.prefix_store.connectors.vllm_server.server import VllmServer
 

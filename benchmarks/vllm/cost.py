@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.harness.measurement import RATIO, Figure, Row, Target
-from benchmarks.prefix.vllm_servers import check_installed, models, served, wait_for_cores
+from benchmarks.vllm.servers import check_installed, models, served, wait_for_cores
 from tests.prefix_store.connectors.vllm_server.server import VllmServer
 
 _ROUNDS, _QUICK_ROUNDS = 8, 1
