@@ -84,7 +84,13 @@ class FolderSession:
             with contextlib.suppress(OSError):
                 os.unlink(draft)
             raise
-        self._journal.append(Record(Kind.WROTE, name, len(frame)))
+        try:
+            self._journal.append(Record(Kind.WROTE, name, len(frame)))
+        except OSError:
+            # The evictor would know neither it nor its children, which it removes as blocks without a parent.
+            with contextlib.suppress(OSError):
+                os.unlink(self.folder.block(name))
+            raise
 
     def used(self, name: BlockName, access: int, output_length: int | None) -> None:
         """Records a use of the chain that ends with this block."""

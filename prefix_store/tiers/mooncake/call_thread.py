@@ -19,11 +19,13 @@ class CallThread:
     Args:
         name: of the thread.
         doing: completes the sentence "failed while ...".
+        failed: called in the thread for each failure.
     """
 
-    def __init__(self, name: str, doing: str, counts: TierCounts) -> None:
+    def __init__(self, name: str, doing: str, counts: TierCounts, failed: Callable[[OSError], None]) -> None:
         self._worker = Worker(f"kv-mooncake-{name}")
         self._faults = FailureLog(doing, counts.io_errors)
+        self._failed = failed
         self._is_busy = False
 
     @property
@@ -40,6 +42,7 @@ class CallThread:
                 result = work(own)
             except OSError as error:
                 self._faults.failed(error)
+                self._failed(error)
                 return otherwise
             except RuntimeError as error:  # raised for an exception of its C++
                 self._faults.failed(OSError(errno.EIO, str(error)))

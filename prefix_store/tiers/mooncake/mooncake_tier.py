@@ -19,7 +19,7 @@ from prefix_store.tiers.admission import SecondUseAdmission
 from prefix_store.tiers.cancellation import Cancelled, CancelToken
 from prefix_store.tiers.counts import CANCELLED, Progress, TierCounts
 from prefix_store.tiers.mooncake.call_thread import CallThread
-from prefix_store.tiers.mooncake.pool import Pool, failure
+from prefix_store.tiers.mooncake.pool import MASTER_ERRORS, Pool, failure
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +32,10 @@ class MooncakeTier:
     """A `Tier` in a Mooncake store, which all engines that have its configuration share.
 
     Mooncake's master locates and evicts blocks: those that were looked up or read last stay, whatever their place in a
-    chain. So the index does not list them, and a chain may have holes; blocks behind one are not found. Before the
-    master's first reply nothing is found and nothing is stored.
+    chain. So the index does not list them, and a chain may have holes; blocks behind one are not found.
+
+    Before the master's first reply nothing is found and nothing is stored, nor after a call that it did not answer: it
+    is asked in the background until it does, so that only that call waits for it.
 
     Args:
         settings: path of Mooncake's configuration file.
@@ -52,7 +54,7 @@ class MooncakeTier:
         self._seen = SecondUseAdmission(self.counts)
         self._finder, self._reader, self._writer, self._server = (
             # Look-ups have a thread of their own: a long restore would delay them.
-            CallThread(name, doing, self.counts)
+            CallThread(name, doing, self.counts, self._failed)
             for name, doing in (
                 ("find", "finding KV blocks in Mooncake"),
                 ("read", "reading KV blocks from Mooncake"),
@@ -63,7 +65,8 @@ class MooncakeTier:
         self._read_lane: list[Bytes] = []
         self._write_lane: list[Bytes] = []
         self._give_lane: list[Bytes] = []
-        self._connecting = asyncio.create_task(self._connect())
+        self._loop = asyncio.get_running_loop()
+        self._connecting = self._loop.create_task(self._connect())
 
     @property
     def blocks(self) -> None:
@@ -80,7 +83,7 @@ class MooncakeTier:
         return ()
 
     async def connected(self) -> None:
-        """Returns after the master's first reply."""
+        """Returns when the master answers."""
         await self._is_there.wait()
 
     async def lookup(self, chain: Sequence[BlockId]) -> int:
@@ -191,16 +194,30 @@ class MooncakeTier:
                 await self._server.run(lambda cancel: self._pool.leave(), None)
         return not self._pool.has_joined
 
+    def _failed(self, error: OSError) -> None:
+        """In a thread: the master has to be found again where it did not answer."""
+        if error.errno in MASTER_ERRORS:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._find_again)
+
+    def _find_again(self) -> None:
+        if self._is_there.is_set() and not self._is_closed:
+            self._is_there.clear()
+            self._connecting = self._loop.create_task(self._connect())
+
     async def _connect(self) -> None:
-        """Retries: Mooncake may be started after this engine."""
+        """Retries: Mooncake may be started after this engine, or again."""
         while not self._is_there.is_set():
             if await self._server.run(lambda cancel: self._join(), False):
                 self._is_there.set()
-                log.info("KV blocks are kept in Mooncake, too")
             else:
                 await asyncio.sleep(_RETRY_SECONDS)
 
     def _join(self) -> bool:
+        """Whether the master answers, and the store has been joined. Raises OSError."""
+        if self._give_lane:
+            self._pool.has([bytes(16)])
+            return True
         if not self._pool.connect():
             return False
         frame_bytes = self.format.frame_bytes
@@ -208,6 +225,7 @@ class MooncakeTier:
         self._read_lane = self._pool.lane(frames, frame_bytes)
         self._write_lane = self._pool.lane(frames, frame_bytes)
         self._give_lane = self._pool.lane(1, frame_bytes)
+        log.info("KV blocks are kept in Mooncake, too")
         return True
 
     def _lead_of(self, chain: Sequence[BlockId]) -> int:

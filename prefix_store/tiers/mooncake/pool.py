@@ -19,6 +19,8 @@ _TOO_SMALL = -600
 _IS_THERE = -705
 _GONE = frozenset((-703, -704, -707, -710, -712))
 """An object that is being written, does not exist, or was removed during the read."""
+MASTER_ERRORS = (errno.ECONNREFUSED, errno.ETIMEDOUT)
+"""Those of a master that does not answer."""
 _ERRORS = {
     -900: OSError(errno.ECONNREFUSED, "the master does not answer"),
     -901: OSError(errno.ETIMEDOUT, "the master does not answer in time"),

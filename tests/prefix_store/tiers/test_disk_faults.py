@@ -1,6 +1,7 @@
 """Disks that fail: misses and dropped writes are counted, and end with the fault."""
 
 import asyncio
+import errno
 import logging
 import os
 import shutil
@@ -15,10 +16,12 @@ from prefix_store.eviction.lru import LeastRecentlyUsed
 from prefix_store.tiers.disk.block_name import BlockName
 from prefix_store.tiers.disk.disk_tier import DiskTier
 from prefix_store.tiers.disk.folder import FolderUnusable
+from prefix_store.tiers.disk.journal import Journal, Record
 from tests.prefix_store.tiers.blocks import Memory, chain, format_of
 from tests.prefix_store.tiers.full_disk import ANYWHERE, MOUNTED, folder, tmpfs
 from tests.prefix_store.tiers.test_contract import kept, restored
 from tests.prefix_store.tiers.waiting import until
+from tests.waiting import until as eventually
 
 FORMAT = format_of()
 CAPACITY = 128 * FORMAT.frame_bytes
@@ -42,6 +45,28 @@ async def tier(tmp_path: Path) -> AsyncIterator[DiskTier]:
 
 def file_of(tmp_path: Path, number: int) -> Path:
     return next((tmp_path / "kv" / "blocks").glob(f"*/{BLOCKS[number].key.hex()}-*"))
+
+
+async def test_a_block_that_the_evictor_cannot_be_told_of_is_removed(
+    tier: DiskTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would take space that nobody counts, and what follows it would be removed as a block without a parent."""
+
+    def failing(journal: Journal, *records: Record) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(Journal, "append", failing)
+        assert await kept(tier, BLOCKS) == 0
+    assert await tier.lookup(BLOCKS) == 0
+
+    async def are_kept() -> bool:  # after a failure it writes nothing for a second
+        return await kept(tier, BLOCKS) == 6
+
+    await eventually(are_kept)
+    evictor = tier._maintenance.evictor
+    assert evictor is not None
+    await until(lambda: len(evictor) == 6, "the evictor knows them")
 
 
 @pytest.mark.parametrize("fault", [*ANYWHERE, *MOUNTED])
