@@ -1,5 +1,6 @@
 """Whether two vLLMs with one store ever answer wrongly, while both are killed and what they share is damaged."""
 
+import os
 import sys
 import time
 
@@ -21,6 +22,8 @@ cache, token by token; one that does not come within a minute counts as well."""
 
 async def measure(quick: bool) -> Figure:
     check_installed()
+    # The harness keeps to one core, and what it starts would too.
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
     began = time.monotonic()
     soak = await soaked(_QUICK_OPERATIONS if quick else _OPERATIONS, _SEED)
     if soak.missing and not quick:

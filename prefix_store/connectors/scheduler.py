@@ -297,8 +297,12 @@ class SchedulerSide:
         self._forget_answers(tracked.request.request_id)
         self._lookups += 1
         tracked.lookup = self._lookups
-        tracked.saved = 0
-        tracked.is_void = not self._extend(tracked, min(tracked.limit, tracked.request.num_tokens) // self._block_size)
+        tracked.saved, tracked.is_void = 0, False
+        try:
+            self._extend(tracked, min(tracked.limit, tracked.request.num_tokens) // self._block_size)
+        except Exception:
+            log.exception("the blocks of request %s have no names; they are computed", tracked.request.request_id)
+            tracked.is_void = True
         tracked.known = len(tracked.chain.blocks)
         # Without blocks there is nothing to wait for, but the workers must know the request: its answer may fill some.
         tracked.found = None if tracked.chain.blocks else Found()
@@ -342,13 +346,18 @@ class SchedulerSide:
         """Has the workers store what is full since the last time."""
         if not self._saves or tracked.is_void or tracked.found is None or tracked.loading_until:
             return
+        try:
+            self._save_full(tracked, block_ids)
+        except Exception:
+            log.exception("blocks of request %s are not stored", tracked.request.request_id)
+            tracked.is_void = True
+
+    def _save_full(self, tracked: _Tracked, block_ids: Callable[[], Sequence[int]]) -> None:
         first = tracked.saved
         full = min(self._computed(tracked.request), tracked.limit) // self._block_size
         if full <= first:
             return
-        if not self._extend(tracked, full):
-            tracked.is_void = True
-            return
+        self._extend(tracked, full)
         save = Save(
             tracked.request.request_id,
             tuple(tracked.chain.blocks[tracked.known :]),
@@ -358,16 +367,8 @@ class SchedulerSide:
         tracked.known, tracked.saved, tracked.has_saves = len(tracked.chain.blocks), full, True
         self._plan.saves.append(save)
 
-    def _extend(self, tracked: _Tracked, count: int) -> bool:
-        """Extends a chain to so many blocks; False: the request has no such tokens, and is neither found nor stored."""
-        try:
-            self._name(tracked, count)
-        except Exception:
-            log.exception("the blocks of request %s are not named; they are computed", tracked.request.request_id)
-            return False
-        return True
-
-    def _name(self, tracked: _Tracked, count: int) -> None:
+    def _extend(self, tracked: _Tracked, count: int) -> None:
+        """Extends a chain to so many blocks."""
         size, blocks = self._block_size, tracked.chain.blocks
         first = len(blocks)
         if count <= first:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
@@ -40,12 +39,13 @@ class StoreStats(KVConnectorStats):  # type: ignore[misc]  # vLLM is not install
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        """For vLLM's log, of all workers together."""
-        summed: Counter[str] = Counter()
+        """For vLLM's log: counters of all workers together, and what each of them holds."""
+        found: dict[str, int | float] = {}
         for name, value in self.data["counters"].items():
             metric, _, tier = name.split(" ")
-            summed[f"{metric}_{tier}"] += value  # type: ignore[assignment]
-        return dict(summed)
+            called = f"{metric}_{tier}".strip("_")
+            found[called] = found.get(called, 0) + value
+        return {**found, **{"_".join(name.split()): value for name, value in self.data["gauges"].items()}}
 
     def is_empty(self) -> bool:
         return not any(self.data.values())
@@ -57,23 +57,26 @@ class StoreReporter:
     def __init__(self, metrics: Callable[[], Iterable[StoreMetric]], worker: str = "") -> None:
         self._metrics = metrics
         self._worker = worker
-        self._told: Counter[str] = Counter()
+        self._told: dict[str, float] = {}
 
     def changes(self) -> StoreStats | None:
         """Since the last call; None: nothing has."""
         counters: dict[str, float] = {}
         gauges: dict[str, float] = {}
+        new: dict[str, float] = {}
         for metric in self._metrics():
             for tier, value in metric.values.items():
                 name = f"{metric.name} {self._worker} {tier}"
-                if value == self._told[name]:
+                told = self._told.get(name, 0)
+                if value == told:
                     continue
+                new[name] = value
                 if metric.is_counter:
-                    counters[name] = value - self._told[name]
+                    counters[name] = value - told
                 else:
                     gauges[name] = value
-                self._told[name] = value  # type: ignore[assignment]
-        return StoreStats(data={"counters": counters, "gauges": gauges}) if counters or gauges else None
+        self._told.update(new)
+        return StoreStats(data={"counters": counters, "gauges": gauges}) if new else None
 
 
 def worker_metrics(worker: WorkerSide, block_size: int) -> Iterator[StoreMetric]:

@@ -141,17 +141,21 @@ class WorkerSide:
         """Begins the look-ups, which go on while the engine computes."""
         self._report.step = plan.step
         self.block_seconds = plan.block_seconds
+        if plan.starts_epoch:
+            self._names.start_epoch()
+            self._ahead.clear()  # these have the old names
         if plan.lookup_address and plan.lookup_address != self._lookup_address:
             self._lookup_address = plan.lookup_address
             self._asked = lookup_sockets.connect(plan.lookup_address)
             if self._asked is not None:
                 self._thread.begin(lookup_sockets.receive(self._asked, self._look_up_ahead))
         self._take_results()
-        if plan.starts_epoch:
-            self._names.start_epoch()
-            self._ahead.clear()  # these have the old names
         for lookup in plan.lookups:
-            self._look_up(lookup)
+            try:
+                self._look_up(lookup)
+            except Exception:
+                log.exception("a look-up did not begin; its prompt is computed")
+                self._report.found[lookup.request_id] = Found(lookup.number)
 
     def load(self, plan: StepPlan) -> None:
         """Begins to load blocks. The engine has queued nothing more that writes them."""
@@ -164,7 +168,12 @@ class WorkerSide:
     def save(self, plan: StepPlan) -> None:
         """Begins to save blocks, which the engine has computed or will have when its queue is empty."""
         for save in plan.saves:
-            self._save(save)
+            try:
+                self._save(save)
+            except Exception:
+                log.exception("a save did not begin; nothing more of its request is stored")
+                if (held := self._requests.pop(save.request_id, None)) is not None:
+                    self._cancel(held, held.jobs)
         for audit in plan.audits:
             self._audit(audit)
         for request_id, (is_awaited, answer) in plan.ended.items():
@@ -336,20 +345,16 @@ class WorkerSide:
         held = self._requests.get(save.request_id)
         if held is None:
             return
-        held.chain += [self._names.of(block) for block in save.blocks]
+        held.chain += tuple(self._names.of(block) for block in save.blocks)
         room = self._most_waiting - self._waiting if self._thread.is_alive else 0
         block_ids = save.block_ids[: max(0, room)]
         self.figures.dropped += len(save.block_ids) - len(block_ids)
         if not block_ids:
             return
+        outgoing = self._memory.outgoing(block_ids)
         job = self._begin_job(held, len(block_ids))
-        try:
-            chain = tuple(held.chain[: save.first + len(block_ids)])
-            outgoing = self._memory.outgoing(block_ids)
-            self._thread.begin(self._keep(save.request_id, held, job, chain, outgoing))
-        except Exception:
-            log.exception("a save did not begin; its blocks are not stored")
-            self._job_done(save.request_id, held, job)
+        chain = tuple(held.chain[: save.first + len(block_ids)])
+        self._thread.begin(self._keep(save.request_id, held, job, chain, outgoing))
 
     async def _keep(
         self, request_id: str, held: _Held, job: _Job, chain: Sequence[BlockId], outgoing: Outgoing
@@ -368,14 +373,14 @@ class WorkerSide:
         held = self._requests.get(audit.request_id)
         if held is None or not self._thread.is_alive:
             return
-        job = self._begin_job(held, 0)
         try:
             outgoing = self._memory.outgoing(audit.block_ids)
-            chain = tuple(held.chain[: audit.first + len(audit.block_ids)])
-            self._thread.begin(self._compare(audit, held, job, chain, outgoing))
         except Exception:
             log.exception("an audit did not begin")
-            self._job_done(audit.request_id, held, job)
+            return
+        job = self._begin_job(held, 0)
+        chain = tuple(held.chain[: audit.first + len(audit.block_ids)])
+        self._thread.begin(self._compare(audit, held, job, chain, outgoing))
 
     async def _compare(
         self, audit: Audit, held: _Held, job: _Job, chain: Sequence[BlockId], outgoing: Outgoing

@@ -49,8 +49,10 @@ class StoreConfig:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 0")
         there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if self.memory_bytes > there:
-            raise ValueError(f"memory_bytes is {self.memory_bytes:,}, expected at most the {there:,} of this machine")
+        if self.memory_bytes > there > 0:
+            raise ValueError(
+                f"memory_bytes is {self.memory_bytes:,}, expected at most the {there:,} bytes of memory of this machine"
+            )
         if self.address and not _is_url(self.address):
             raise ValueError(f"address is {self.address!r}, expected http://host:port or https://host:port")
         for field_name, codec in self.codecs.items():

@@ -40,9 +40,11 @@ def store_metrics(store: PrefixStore, block_size: int) -> Iterator[StoreMetric]:
     figures, places = store.figures, (*store.tiers, PEERS)
     tokens = {place: figures.restored[place] * block_size for place in places}
     yield StoreMetric("restored_tokens", "Prompt tokens restored from beyond the engine's memory.", tokens)
-    yield StoreMetric("fetched_blocks", "Blocks chosen to be fetched.", figures.fetched)
+    yield StoreMetric("fetched_blocks", "Blocks chosen to be fetched.", dict(figures.fetched))
     yield StoreMetric(
-        "computed_blocks", "Blocks that were stored, but were computed again because that was faster.", figures.computed
+        "computed_blocks",
+        "Blocks that were stored, but were computed again because that was faster.",
+        dict(figures.computed),
     )
     blocks = {name: blocks for name, tier in store.tiers.items() if (blocks := tier.blocks) is not None}
     yield StoreMetric("blocks", "Blocks stored.", blocks, is_counter=False)

@@ -20,8 +20,12 @@ DEADLINE = 0.02
 _BYTE_SECONDS = 1e-6
 """What each byte of a prompt adds to the deadline: about four times what vLLM takes to make tokens of it, and a tenth
 of what a GPU takes to compute them (256 tokens a KiB, 25,000 tokens a second)."""
+_MAX_DEADLINE = 0.5
+"""Whatever the body has: images are no tokens."""
 _PAUSE = 5.0
-"""An upstream that has not answered in time is left alone so long: only one request in that time waits in vain."""
+"""An upstream that has not answered in time is left alone so long: only those wait in vain that have asked by then."""
+_CLOSED = (404, 405)
+"""Statuses of an endpoint that is not there."""
 _MAX_BYTES = 8 * 2**20
 _FIELDS = (
     *("model", "prompt", "messages", "tools", "chat_template", "chat_template_kwargs"),
@@ -53,7 +57,7 @@ class Prompt:
 
 class Asker:
     """Asks upstreams. One that fails is not asked for a while, nor one that takes longer than `deadline` seconds and
-    1 ms for each kB of the prompt.
+    1 ms for each kB of the prompt, half a second at most.
     """
 
     def __init__(self, deadline: float = DEADLINE) -> None:
@@ -72,13 +76,13 @@ class Asker:
         headers = CIMultiDict(prompt.headers)
         headers["Content-Type"] = "application/json"
         try:
-            async with asyncio.timeout(self._deadline + len(body) * _BYTE_SECONDS):
+            async with asyncio.timeout(self._deadline + min(len(body) * _BYTE_SECONDS, _MAX_DEADLINE)):
                 with await upstream.request("POST", path, headers, body, prompt.own) as answer:
                     content = await answer.body(_MAX_BYTES)
             if answer.status == 200:
                 self._paused.pop(upstream.name, None)
                 return event_json(content)
-            if answer.status < 500:  # of this request, not of the next one
+            if answer.status < 500 and answer.status not in _CLOSED:  # of this request, not of the next one
                 return None
         except (GatewayError, TimeoutError, ValueError) as error:
             log.debug("%s: %s: %s", upstream.title, path, error or "no answer in time")

@@ -19,13 +19,21 @@ class CallThread:
     Args:
         name: of the thread.
         doing: completes the sentence "failed while ...".
+        may_call: whether the store is there; asked when work is to begin, which may have waited for other work.
         failed: called in the thread for each failure.
     """
 
-    def __init__(self, name: str, doing: str, counts: TierCounts, failed: Callable[[OSError], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        doing: str,
+        counts: TierCounts,
+        may_call: Callable[[], bool],
+        failed: Callable[[OSError], None],
+    ) -> None:
         self._worker = Worker(f"kv-mooncake-{name}")
         self._faults = FailureLog(doing, counts.io_errors)
-        self._failed = failed
+        self._may_call, self._failed = may_call, failed
         self._is_busy = False
 
     @property
@@ -33,10 +41,22 @@ class CallThread:
         """Whether a call is running, also an abandoned one."""
         return self._is_busy
 
-    async def run(self, work: Callable[[CancelToken], T], otherwise: T, cancel: CancelToken | None = None) -> T:
-        """The work's result, or `otherwise` if it raises OSError; else as `Worker.run`."""
+    async def run(
+        self,
+        work: Callable[[CancelToken], T],
+        otherwise: T,
+        cancel: CancelToken | None = None,
+        in_any_case: bool = False,
+    ) -> T:
+        """The work's result, or `otherwise` if it raises OSError or the store is not there; else as `Worker.run`.
+
+        Args:
+            in_any_case: whether the work is begun also where the store is not there.
+        """
 
         def tried(own: CancelToken) -> T:
+            if not (in_any_case or self._may_call()):
+                return otherwise
             self._is_busy = True
             try:
                 result = work(own)

@@ -35,7 +35,7 @@ class MooncakeTier:
     chain. So the index does not list them, and a chain may have holes; blocks behind one are not found.
 
     Before the master's first reply nothing is found and nothing is stored, nor after a call that it did not answer: it
-    is asked in the background until it does, so that only that call waits for it.
+    is asked in the background until it does, so that only calls that are under way then wait for it.
 
     Args:
         settings: path of Mooncake's configuration file.
@@ -50,11 +50,13 @@ class MooncakeTier:
         self.counts = TierCounts()
         self._pool = Pool(settings, namespace)
         self._is_there = asyncio.Event()
+        self._answers = False
+        """Whether the master has answered the last call; the threads read and clear it."""
         self._is_closed = False
         self._seen = SecondUseAdmission(self.counts)
         self._finder, self._reader, self._writer, self._server = (
             # Look-ups have a thread of their own: a long restore would delay them.
-            CallThread(name, doing, self.counts, self._failed)
+            CallThread(name, doing, self.counts, lambda: self._answers, self._failed)
             for name, doing in (
                 ("find", "finding KV blocks in Mooncake"),
                 ("read", "reading KV blocks from Mooncake"),
@@ -145,22 +147,25 @@ class MooncakeTier:
         return 0
 
     async def discard(self, chain: Sequence[BlockId], keep: int) -> int:
-        """See `Tier.discard`. Descendants are no longer found, and are evicted by Mooncake in time."""
+        """See `Tier.discard`. Asks the master in any case.
+
+        Descendants are no longer found, and are evicted by Mooncake in time.
+        """
 
         def remove() -> int:
             gone = max(0, self._lead_of(chain) - keep)
             self._pool.remove(self._keys(chain[keep:]))
             return gone
 
-        if not chain[keep:] or not self._is_there.is_set():
+        if not chain[keep:] or not self._pool.has_joined:
             return 0
-        return await self._server.run(lambda cancel: remove(), 0)
+        return await self._server.run(lambda cancel: remove(), 0, in_any_case=True)
 
     async def clear(self) -> int:
-        """See `Tier.clear`. Blocks of this model, whichever engine wrote them."""
-        if not self._is_there.is_set():
+        """See `Tier.clear`. Blocks of this model, whichever engine wrote them; asks the master in any case."""
+        if not self._pool.has_joined:
             return 0
-        return await self._server.run(lambda cancel: self._pool.clear(), 0)
+        return await self._server.run(lambda cancel: self._pool.clear(), 0, in_any_case=True)
 
     async def frame(self, key: bytes, parent: bytes) -> bytes | None:
         """See `Tier.frame`."""
@@ -191,12 +196,13 @@ class MooncakeTier:
         """Leaves the store; returns whether that worked in time. True if it had not joined."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_SECONDS):
-                await self._server.run(lambda cancel: self._pool.leave(), None)
+                await self._server.run(lambda cancel: self._pool.leave(), None, in_any_case=True)
         return not self._pool.has_joined
 
     def _failed(self, error: OSError) -> None:
         """In a thread: the master has to be found again where it did not answer."""
-        if error.errno in MASTER_ERRORS:
+        if error.errno in MASTER_ERRORS and self._answers:
+            self._answers = False
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._find_again)
 
@@ -208,7 +214,8 @@ class MooncakeTier:
     async def _connect(self) -> None:
         """Retries: Mooncake may be started after this engine, or again."""
         while not self._is_there.is_set():
-            if await self._server.run(lambda cancel: self._join(), False):
+            if await self._server.run(lambda cancel: self._join(), False, in_any_case=True):
+                self._answers = True
                 self._is_there.set()
             else:
                 await asyncio.sleep(_RETRY_SECONDS)

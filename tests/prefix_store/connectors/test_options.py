@@ -98,7 +98,7 @@ def test_a_worker_opens_the_port_of_its_address(options: dict[str, Any], worker:
         ({"memory": "8 gigs"}, "memory: '8 gigs' is no size"),
         ({"memory": -1}, "^memory is -1, expected at least 0"),
         ({"memory": 1, "audit": -1}, "^audit is -1"),
-        ({"memory": "1000000GiB"}, "^memory is [0-9,]+, expected at most the [0-9,]+ of this machine"),
+        ({"memory": "1000000GiB"}, "^memory is [0-9,]+, expected at most the [0-9,]+ bytes of memory of this machine"),
         ({"memory": 1, "disk_size": -1}, "^disk_size is -1"),
         ({"memory": 1, "disk_size": "many"}, "disk_size: 'many' is no size"),
         ({"memory": 1, "memory_codec": "zip"}, "memory_codec: codec is 'zip', expected one of plain"),

@@ -23,7 +23,8 @@ def tokens_of(prompt: str) -> list[int]:
 
 class Engine:
     """A server at `url`; `stored` are the prompts that it holds, and `fields` what it was asked last. `hang` delays
-    every answer while it is set, `delay` by so many seconds. `sources` are the publishers that it lists, as vLLM does.
+    every answer while it is set, `delay` by so many seconds; while it `is_closed` it answers 404. `sources` are the
+    publishers that it lists, as vLLM does.
     """
 
     def __init__(self, has_index: bool) -> None:
@@ -33,6 +34,7 @@ class Engine:
         self.fields: dict[str, Any] = {}
         self.hang = False
         self.delay = 0.0
+        self.is_closed = False
         self.owned_by = "keepgate"
         self.sources: dict[str, dict[str, Any]] = {}
         self.url = ""
@@ -56,6 +58,8 @@ class Engine:
 
     async def _tokens(self, request: web.Request) -> list[int]:
         self.asked += 1
+        if self.is_closed:
+            raise web.HTTPNotFound
         self.fields = await request.json()
         if self.hang:
             await asyncio.Event().wait()

@@ -212,10 +212,11 @@ async def test_a_long_prompt_has_a_longer_deadline() -> None:
     """Making tokens of it takes longer, and is still short beside computing them; a short one's stays short."""
     async with AsyncExitStack() as stack:
         servers, upstreams = await engines(stack, has_index=True)
-        servers["a"].delay = 0.3
-        servers["a"].stored.append(tokens_of("one two " * 100_000))
+        long = "one " + "x" * 600_000
+        servers["a"].delay = 0.2
+        servers["a"].stored.append(tokens_of(long))
         index = EngineIndex(Asker(0.1))
-        assert await index.shares(upstreams[:1], Prompt({"prompt": "one two " * 100_000})) == {"a": 1.0}
+        assert await index.shares(upstreams[:1], Prompt({"prompt": long})) == {"a": 1.0}
         assert await index.shares(upstreams[:1], Prompt({"prompt": "one two"})) == {}
 
 
@@ -226,10 +227,22 @@ async def test_another_upstream_is_asked_for_tokens_while_one_is_left_alone() ->
     async with AsyncExitStack() as stack:
         servers, upstreams = await engines(stack, has_index=False)
         servers["a"].hang = True
-        view = PublishedBlocks(Asker(0.1), {"a": held, "b": held})
+        view = PublishedBlocks(Asker(1.0), {"a": held, "b": held})
         shares = [await view.shares(upstreams, Prompt({"prompt": "one two"})) for _ in range(3)]
         assert shares == [{}, {"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 1.0}]
         assert servers["a"].asked == 1
+
+
+async def test_an_upstream_without_the_endpoint_is_left_alone() -> None:
+    """The next request asks another one."""
+    held = EngineBlocks()
+    held.apply(batch(stored(tokens_of("one two"))))
+    async with AsyncExitStack() as stack:
+        servers, upstreams = await engines(stack, has_index=False)
+        servers["a"].is_closed = True
+        view = PublishedBlocks(Asker(DEADLINE), {"a": held, "b": held})
+        shares = [await view.shares(upstreams, Prompt({"prompt": "one two"})) for _ in range(2)]
+        assert shares == [{}, {"a": 1.0, "b": 1.0}]
 
 
 async def test_the_least_busy_upstream_is_asked_for_tokens() -> None:
