@@ -27,7 +27,7 @@ async def measure(quick: bool) -> Figure:
     began = time.monotonic()
     soak = await soaked(_QUICK_OPERATIONS if quick else _OPERATIONS, _SEED)
     if soak.missing and not quick:
-        raise CannotMeasure(f"there was none of {', '.join(soak.missing)}")
+        raise CannotMeasure(f"these did not occur: {', '.join(soak.missing)}")
     for each in soak.wrong[:20]:
         print(f"  {each}", file=sys.stderr)
     beside = {name: float(count) for name, count in soak.counts.items()} | {"seconds": time.monotonic() - began}

@@ -93,8 +93,8 @@ class ChatRequest:
 
 
 def without_empty_tools(fields: Json) -> Json:
-    """The fields of a chat completion without an empty list of tools, and without what says how to use them: there are
-    none, but OpenAI and vLLM refuse the request.
+    """The fields of a chat completion without an empty list of tools, and without what says how to use them: it means
+    the same as none, but OpenAI and vLLM refuse it.
     """
     if fields.get("tools") != []:
         return fields

@@ -24,7 +24,10 @@ _OPTIONS = {"memory_bytes": "memory", "disk_bytes": "disk_size", "audit_every": 
 
 
 class ConnectorOptions(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """As people write them; the names are those of ``keepgate backend --prefix-…``. Sizes: bytes, or as "2GiB"."""
+    """As people write them; the names are those of ``keepgate backend --prefix-…``, but for ``listen``.
+
+    Sizes are bytes, or as "2GiB".
+    """
 
     memory: int | str = 0
     """Host memory for blocks; of each worker."""

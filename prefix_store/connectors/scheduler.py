@@ -301,7 +301,7 @@ class SchedulerSide:
         try:
             self._extend(tracked, min(tracked.limit, tracked.request.num_tokens) // self._block_size)
         except Exception:
-            log.exception("the blocks of request %s have no names; they are computed", tracked.request.request_id)
+            log.exception("request %s has no keys; its prompt is computed and not stored", tracked.request.request_id)
             tracked.is_void = True
         tracked.known = len(tracked.chain.blocks)
         # Without blocks there is nothing to wait for, but the workers must know the request: its answer may fill some.

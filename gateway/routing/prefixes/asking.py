@@ -20,10 +20,10 @@ DEADLINE = 0.02
 _BYTE_SECONDS = 1e-6
 """What each byte of a prompt adds to the deadline: about four times what vLLM takes to make tokens of it, and a tenth
 of what a GPU takes to compute them (256 tokens a KiB, 25,000 tokens a second)."""
-_MAX_DEADLINE = 0.5
-"""Whatever the body has: images are no tokens."""
+_LONGEST_ADDED = 0.5
+"""Most seconds that the size of a body adds: one with images is large without having many tokens."""
 _PAUSE = 5.0
-"""An upstream that has not answered in time is left alone so long: only those wait in vain that have asked by then."""
+"""Seconds for which an upstream that failed or was too slow is not asked; requests that had asked it before wait."""
 _CLOSED = (404, 405)
 """Statuses of an endpoint that is not there."""
 _MAX_BYTES = 8 * 2**20
@@ -57,7 +57,7 @@ class Prompt:
 
 class Asker:
     """Asks upstreams. One that fails is not asked for a while, nor one that takes longer than `deadline` seconds and
-    1 ms for each kB of the prompt, half a second at most.
+    1 ms for each kB of the prompt (half a second of these at most).
     """
 
     def __init__(self, deadline: float = DEADLINE) -> None:
@@ -76,7 +76,7 @@ class Asker:
         headers = CIMultiDict(prompt.headers)
         headers["Content-Type"] = "application/json"
         try:
-            async with asyncio.timeout(self._deadline + min(len(body) * _BYTE_SECONDS, _MAX_DEADLINE)):
+            async with asyncio.timeout(self._deadline + min(len(body) * _BYTE_SECONDS, _LONGEST_ADDED)):
                 with await upstream.request("POST", path, headers, body, prompt.own) as answer:
                     content = await answer.body(_MAX_BYTES)
             if answer.status == 200:

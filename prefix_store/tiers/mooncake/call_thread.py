@@ -20,7 +20,7 @@ class CallThread:
         name: of the thread.
         doing: completes the sentence "failed while ...".
         may_call: whether the store is there; asked when work is to begin, which may have waited for other work.
-        failed: called in the thread for each failure.
+        failed: called in the thread with each OSError.
     """
 
     def __init__(

@@ -147,7 +147,7 @@ class MooncakeTier:
         return 0
 
     async def discard(self, chain: Sequence[BlockId], keep: int) -> int:
-        """See `Tier.discard`. Asks the master in any case.
+        """See `Tier.discard`. Asks the master also where it did not answer the last call.
 
         Descendants are no longer found, and are evicted by Mooncake in time.
         """
@@ -162,7 +162,7 @@ class MooncakeTier:
         return await self._server.run(lambda cancel: remove(), 0, in_any_case=True)
 
     async def clear(self) -> int:
-        """See `Tier.clear`. Blocks of this model, whichever engine wrote them; asks the master in any case."""
+        """See `Tier.clear`. Blocks of this model, whichever engine wrote them. Asks the master as `discard`."""
         if not self._pool.has_joined:
             return 0
         return await self._server.run(lambda cancel: self._pool.clear(), 0, in_any_case=True)

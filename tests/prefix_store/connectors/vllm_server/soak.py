@@ -216,7 +216,7 @@ async def _main(arguments: Sequence[str]) -> int:
     for each in soak.wrong[:20]:
         print(each)
     if soak.missing:
-        print(f"there was none of {', '.join(soak.missing)}: more operations are needed")
+        print(f"these did not occur: {', '.join(soak.missing)}; more operations are needed")
     return 1 if soak.wrong or soak.missing else 0
 
 
