@@ -29,7 +29,7 @@ on disk; then it restores the prefix of this round from host memory. A second se
 it from disk (page cache warm), a third one that has neither from the writer over HTTP on loopback, by way of the index
 in Valkey. A fourth one has vLLM's ExampleConnector, which finds whole prompts only: it and the writer get a prompt
 twice. After the rounds the second server is started again, and its first prompt is one that it had before. Others do
-not run here: vLLM's OffloadingConnector refuses a CPU, its SimpleCPUOffloadConnector needs vLLM's prefix cache, and
+not run here: vLLM's OffloadingConnector refuses a CPU, its SimpleCPUOffloadConnector copies with CUDA's calls, and
 LMCache 0.5.6 has no connector for a CPU."""
 
 

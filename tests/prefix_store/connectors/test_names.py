@@ -60,6 +60,15 @@ def test_what_tokens_do_not_tell_is_neither_stored_nor_loaded(
     assert engine.side.bypassed == {reason: 1}
 
 
+def test_an_adapter_and_a_salt_of_one_name_are_apart(start: Start) -> None:
+    """Neither finds what the other has computed, nor does one that has both."""
+    engine = start(shares=False)
+    prompt, adapter = prompt_of(21), SimpleNamespace(lora_name="name")
+    for change in ({"lora_request": adapter}, {"cache_salt": "name"}, {"lora_request": adapter, "cache_salt": "name"}):
+        assert engine.ask(prompt, **change).loaded == 0
+    assert engine.ask(prompt, cache_salt="name").loaded == 20
+
+
 def test_blocks_before_the_first_image_are_stored(start: Start) -> None:
     """Placeholders of another image are the same tokens, with other keys and values."""
     engine = start(shares=False)

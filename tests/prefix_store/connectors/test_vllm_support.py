@@ -1,6 +1,9 @@
 """Which models and settings of vLLM the connector refuses, on stand-ins for vLLM's configuration."""
 
+import ast
+import inspect
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -127,6 +130,27 @@ def test_a_part_of_the_interface_that_is_gone_is_named(modules: dict[str, dict[s
     del modules["KVConnectorBase_V1"]["get_finished"]
     with pytest.raises(ValueError, match=r"has no KVConnectorBase_V1\.get_finished; .* tested with 0\.32"):
         check_version("0.40.0")
+
+
+@pytest.mark.parametrize(
+    ("class_name", "name"),
+    [(place.partition(":")[2], name) for place, names in vllm_support._NEEDED.items() for name in names],
+)
+def test_each_name_is_checked(modules: dict[str, dict[str, bool]], class_name: str, name: str) -> None:
+    """Whichever is gone, the message has it."""
+    del modules[class_name][name]
+    with pytest.raises(ValueError, match=rf"has no {class_name}\.{name};"):
+        check_version("0.32.0")
+
+
+def test_what_the_connector_implements_is_checked() -> None:
+    """All its public methods are vLLM's: one that vLLM calls no more would be silence."""
+    source = Path(inspect.getfile(vllm_support)).with_name("vllm.py").read_text()
+    classes = [each for each in ast.parse(source).body if isinstance(each, ast.ClassDef)]
+    (connector,) = (each for each in classes if each.name == "KeepgateConnector")
+    methods = {each.name for each in connector.body if isinstance(each, ast.FunctionDef)}
+    needed = vllm_support._NEEDED["vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1"]
+    assert {name for name in methods if not name.startswith("_")} <= set(needed)
 
 
 def test_what_a_class_sets_when_it_is_made_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

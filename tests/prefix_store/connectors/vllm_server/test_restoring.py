@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.compose.monitoring import free_port
-from tests.prefix_store.connectors.vllm_server.models import random_gemma3, random_llama
+from tests.prefix_store.connectors.vllm_server.models import random_gemma3, random_llama, smollm2
 from tests.prefix_store.connectors.vllm_server.server import VllmServer, vllm_server
 from tests.waiting import until
 
@@ -182,6 +182,41 @@ def test_a_prompt_is_restored_below_the_prefix_cache_of_vllm(model: Path, disk: 
             server.settle()
             assert server.complete(tokens) == plain.complete(tokens)
             assert server.restored() == 8 * BLOCK * start
+
+
+def test_an_audited_prefix_is_what_is_computed(model: Path, disk: Path) -> None:
+    """It is computed although it could be restored, and the same numbers come out."""
+    tokens = prompt(12, 8 * BLOCK + 3)
+    options = {"disk": str(disk / "audited"), "audit": 1}
+    with vllm_server(model, options, "--no-enable-prefix-caching") as server:
+        first = server.complete(tokens)
+        server.settle()
+        assert server.complete(tokens) == first
+        server.settle()
+        server.complete(prompt(13, 3))  # figures come with a step
+        assert server.metric("keepgate_prefix_audited_total") == 1
+        assert server.metric("keepgate_prefix_drifted_total") == server.restored() == 0
+
+
+def test_tenants_share_a_public_prefix(disk: Path) -> None:
+    """As the model's own chat template writes it; what follows it is each tenant's own."""
+    public = disk / "public.json"
+    system = {"role": "system", "content": "The rake is behind the shed, and the spade is beside it. " * 20}
+    public.write_text(json.dumps({"messages": [system]}))
+    options = {"memory": "256MiB", "audit": 0, "public_prefix": [str(public)]}
+    with vllm_server(smollm2(), options, "--no-enable-prefix-caching") as server:
+
+        def ask_as(tenant: str) -> float:
+            before = server.restored()
+            question = {"role": "user", "content": "Where is the rake? " * 20}
+            chat = {"model": "m", "max_tokens": 1, "messages": [system, question], "cache_salt": tenant}
+            server.post("/v1/chat/completions", chat)
+            server.settle()
+            return server.restored() - before
+
+        assert ask_as("one") == 0
+        shared = ask_as("other")
+        assert 200 < shared < ask_as("other")
 
 
 def test_ranks_have_a_part_each(tmp_path: Path) -> None:
