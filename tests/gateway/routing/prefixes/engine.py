@@ -22,9 +22,9 @@ def tokens_of(prompt: str) -> list[int]:
 
 
 class Engine:
-    """A server at `url`; `stored` are the prompts that it holds, and `fields` what it was asked last. `hang` delays
-    every answer while it is set, `delay` by so many seconds; while it `is_closed` it answers 404. `sources` are the
-    publishers that it lists, as vLLM does.
+    """A server at `url`; `stored` are the prompts that it holds, `completed` what it answered, and `fields` what it
+    was asked last. `hang` delays every answer while it is set, `delay` by so many seconds; while it `is_closed` it
+    answers 404. `sources` are the publishers that it lists, as vLLM does.
     """
 
     def __init__(self, has_index: bool) -> None:
@@ -35,6 +35,7 @@ class Engine:
         self.hang = False
         self.delay = 0.0
         self.is_closed = False
+        self.completed: list[str] = []
         self.owned_by = "keepgate"
         self.sources: dict[str, dict[str, Any]] = {}
         self.url = ""
@@ -43,6 +44,7 @@ class Engine:
     async def serving(self) -> AsyncIterator["Engine"]:
         application = web.Application(client_max_size=2**23)
         application.router.add_post("/tokenize", self._tokenize)
+        application.router.add_post("/v1/completions", self._complete)
         application.router.add_get("/v1/models", self._list_models)
         application.router.add_get("/kv_event_sources", self._list_sources)
         if self._has_index:
@@ -68,6 +70,12 @@ class Engine:
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         return web.json_response({"tokens": await self._tokens(request)})
+
+    async def _complete(self, request: web.Request) -> web.Response:
+        self.completed.append((await request.json())["prompt"])
+        choice = {"index": 0, "text": "yes", "finish_reason": "stop", "logprobs": None}
+        head = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "mock"}
+        return web.json_response({**head, "choices": [choice]})
 
     async def _list_models(self, request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "mock", "owned_by": self.owned_by}]})
