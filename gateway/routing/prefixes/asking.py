@@ -16,7 +16,7 @@ from gateway.upstreams.upstream import NO_HEADERS, Upstream
 log = logging.getLogger(__name__)
 
 TOKENIZE_PATH = "/tokenize"
-DEADLINE = 0.02
+_DEADLINE = 0.02
 _BYTE_SECONDS = 1e-6
 """What each byte of a prompt adds to the deadline: about four times what vLLM takes to make tokens of it, and a tenth
 of what a GPU takes to compute them (256 tokens a KiB, 25,000 tokens a second)."""
@@ -60,17 +60,17 @@ class Asker:
     1 ms for each kB of the prompt (half a second of these at most).
     """
 
-    def __init__(self, deadline: float = DEADLINE) -> None:
+    def __init__(self, deadline: float = _DEADLINE) -> None:
         self._deadline = deadline
         self._paused: dict[str, float] = {}
 
-    def asks(self, upstream: Upstream) -> bool:
+    def may_ask(self, upstream: Upstream) -> bool:
         """Whether it would be asked now."""
         return upstream.loop.time() >= self._paused.get(upstream.name, 0.0)
 
     async def ask(self, upstream: Upstream, path: str, prompt: Prompt) -> Mapping[str, Any] | None:
         """The reply, a JSON object; None if there is none in time."""
-        if not self.asks(upstream):
+        if not self.may_ask(upstream):
             return None
         body = prompt_body(prompt.fields)
         headers = CIMultiDict(prompt.headers)

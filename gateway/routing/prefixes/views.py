@@ -57,7 +57,7 @@ class PublishedBlocks:
             return {}
         tokens = prompt.fields.get("prompt") if are_tokens(prompt.fields.get("prompt")) else None
         # All have the same model, and so the same tokens.
-        asked = [upstream for upstream in known if self._asker.asks(upstream)]
+        asked = [upstream for upstream in known if self._asker.may_ask(upstream)]
         if tokens is None and asked:
             least_busy = min(asked, key=lambda upstream: upstream.in_flight)
             tokens = (await self._asker.ask(least_busy, TOKENIZE_PATH, prompt) or {}).get("tokens")

@@ -50,6 +50,13 @@ def batch(event: Mapping[str, Any]) -> bytes:
     return msgspec.msgpack.encode([1.0, [event]])
 
 
+def blocks_with(prompt: str) -> EngineBlocks:
+    """Of an engine that has stored it."""
+    held = EngineBlocks()
+    held.apply(batch(stored(tokens_of(prompt))))
+    return held
+
+
 def upstream_of(engine: Engine, name: str, pool: ConnectionPool) -> Upstream:
     upstream = Upstream(engine.url, pool, TimeoutSettings(), settings=UpstreamSettings(url=engine.url, name=name))
     upstream.has.add(LOOKUP_PATH)
@@ -222,8 +229,7 @@ async def test_a_long_prompt_has_a_longer_deadline() -> None:
 
 async def test_another_upstream_is_asked_for_tokens_while_one_is_left_alone() -> None:
     """All that publish have the same: one that hangs costs one request its view of the blocks, and no other."""
-    held = EngineBlocks()
-    held.apply(batch(stored(tokens_of("one two"))))
+    held = blocks_with("one two")
     async with AsyncExitStack() as stack:
         servers, upstreams = await engines(stack, has_index=False)
         servers["a"].hang = True
@@ -235,8 +241,7 @@ async def test_another_upstream_is_asked_for_tokens_while_one_is_left_alone() ->
 
 async def test_an_upstream_without_the_endpoint_is_left_alone() -> None:
     """The next request asks another one."""
-    held = EngineBlocks()
-    held.apply(batch(stored(tokens_of("one two"))))
+    held = blocks_with("one two")
     async with AsyncExitStack() as stack:
         servers, upstreams = await engines(stack, has_index=False)
         servers["a"].is_closed = True
@@ -247,8 +252,7 @@ async def test_an_upstream_without_the_endpoint_is_left_alone() -> None:
 
 async def test_the_least_busy_upstream_is_asked_for_tokens() -> None:
     """It answers first."""
-    held = EngineBlocks()
-    held.apply(batch(stored(tokens_of("one two"))))
+    held = blocks_with("one two")
     async with AsyncExitStack() as stack:
         servers, upstreams = await engines(stack, has_index=False)
         upstreams[0].in_flight = 3
