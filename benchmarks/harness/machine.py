@@ -51,12 +51,12 @@ def versions() -> dict[str, str]:
 
 async def commit() -> str:
     """The commit that is checked out, with "+" where the measured packages differ from it."""
-    head = await _git("rev-parse", "--short=12", "HEAD")
-    changed = await _git("status", "--porcelain", "--", "gateway", "cache", "backend", "prefix_store", "telemetry")
+    head = await git("rev-parse", "--short=12", "HEAD")
+    changed = await git("status", "--porcelain", "--", "gateway", "cache", "backend", "prefix_store", "telemetry")
     return head + ("+" if changed else "")
 
 
-async def _git(*words: str) -> str:
+async def git(*words: str) -> str:
     if shutil.which("git") is None:
         raise CannotMeasure("git is not installed; it tells which commit is measured.")
     process = await asyncio.create_subprocess_exec(

@@ -57,6 +57,7 @@ OPTIONAL_FIGURES = {
     "dashboard": "gateway.dashboard",
     "predictions": "semantic.predictions",
     "semantic_languages": "semantic.languages",
+    "semantic_lines": "semantic.lines",
     "vllm_ttft": "vllm.ttft",
     "vllm_cost": "vllm.cost",
     "vllm_agreement": "vllm.agreement",
