@@ -280,10 +280,12 @@ def _print_ready(settings: Settings, url: str, model: str, replica: int) -> None
 
 
 async def _print_unreachable(gateway: Gateway) -> None:
-    """Say that no upstream answers at the start, which is more often a wrong URL than a server that is down."""
+    """Say that no upstream answers at the start, more often a wrong URL than a server that is down, and when one does."""
     await gateway.router.refreshed.wait()
-    if not gateway.router.ready:
+    if not gateway.router.was_ready.is_set():
         print_status(f"No upstream can be reached; GET {gateway.url}/ready says when one can.")
+        await gateway.router.was_ready.wait()
+        print_status("An upstream can be reached now.")
 
 
 def _describe_store(settings: Settings) -> str:

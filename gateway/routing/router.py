@@ -65,6 +65,8 @@ class Router:
         self._changed = asyncio.Event()
         self.refreshed = asyncio.Event()
         """Set once every upstream has been asked for its models."""
+        self.was_ready = asyncio.Event()
+        """Set once an upstream can be reached."""
 
     @property
     def upstreams(self) -> tuple[Upstream, ...]:
@@ -240,6 +242,8 @@ class Router:
         return has_answered
 
     def _note_checked(self) -> None:
+        if self.ready:
+            self.was_ready.set()
         self._checked.intersection_update(self._upstreams)
         if self._checked.issuperset(self._upstreams):
             self.refreshed.set()

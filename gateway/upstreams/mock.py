@@ -101,8 +101,8 @@ class MockUpstream:
             await self._arrived.wait_for(lambda: self.cancelled >= count)
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator["MockUpstream"]:
-        """Listen on a free port of the loopback; `url` tells which."""
+    async def serving(self, port: int = 0) -> AsyncIterator["MockUpstream"]:
+        """Listen on a port of the loopback, with 0 on a free one; `url` tells which."""
         application = web.Application(client_max_size=2**30)
         application.router.add_get("/v1/models", self._list_models)
         application.router.add_get("/v1/models/{model:.+}", self._show_model)
@@ -111,7 +111,7 @@ class MockUpstream:
         runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         await runner.setup()
         try:
-            site = web.TCPSite(runner, "127.0.0.1", 0)
+            site = web.TCPSite(runner, "127.0.0.1", port)
             await site.start()
             self.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
             yield self

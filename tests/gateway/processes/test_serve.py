@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 
-from gateway.upstreams.mock import Reply
+from gateway.upstreams.mock import MockUpstream, Reply
 from tests.cache.valkey import Valkey
 from tests.gateway.client import CHAT, chat
 from tests.gateway.conftest import Stage
@@ -59,11 +59,15 @@ async def test_the_start_prints_the_url_and_ends_with_ready(stage: Stage, tmp_pa
 
 
 async def test_an_unreachable_upstream_is_reported_at_the_start(tmp_path: Path) -> None:
-    """An unreachable upstream is reported before the first request."""
-    async with serving(tmp_path, "--upstream", f"http://127.0.0.1:{free_port()}/v1") as gateway:
+    """An unreachable upstream is reported before the first request, and that it came up when it does."""
+    port = free_port()
+    async with serving(tmp_path, "--upstream", f"http://127.0.0.1:{port}/v1") as gateway:
         await gateway.until_said(f"No upstream can be reached; GET {gateway.url}/ready")
         assert (await gateway.send("GET", "/ready")).status == 503
         assert (await gateway.ask()).status == 502
+        async with MockUpstream().serving(port):
+            await gateway.until_said("An upstream can be reached now.")
+            assert (await gateway.send("GET", "/ready")).status == 200
 
 
 async def until_reachable(gateway: Serving) -> None:
