@@ -280,8 +280,9 @@ def _print_ready(settings: Settings, url: str, model: str, replica: int) -> None
 
 
 async def _print_unreachable(gateway: Gateway) -> None:
-    """Say that no upstream answers at the start, which is more often a wrong URL than a server that is down; and when one
-    does.
+    """Say that no upstream answers at the start, which is more often a wrong URL than a server that is down.
+
+    Then also when one does.
     """
     await gateway.router.refreshed.wait()
     if not gateway.router.was_ready.is_set():
