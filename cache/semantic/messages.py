@@ -313,8 +313,10 @@ Note = AnswerStored | RefreshRequested | HitDiscarded | EntryDeleted | Purged
 Reply = LookupHit | LookupMiss | Explanation | WrongAnswerResult | Stats | DecisionsReply | WhatIfReply | Refused
 
 _encoder = msgspec.msgpack.Encoder()
-_of_gateway = msgspec.msgpack.Decoder(tuple[int, Request | Note])
-_of_service = msgspec.msgpack.Decoder(tuple[int, Reply])
+from_gateway = msgspec.msgpack.Decoder(tuple[int, Request | Note]).decode
+"""Number and message of a payload. Raises msgspec.DecodeError for what no gateway of this version sends."""
+from_service = msgspec.msgpack.Decoder(tuple[int, Reply]).decode
+"""Number and reply of a payload. Raises msgspec.DecodeError for what no service of this version sends."""
 
 
 def frame(number: int, message: Request | Note | Reply) -> bytes:
@@ -332,13 +334,3 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
         return await reader.readexactly(size)
     except asyncio.IncompleteReadError:
         return None
-
-
-def from_gateway(payload: bytes) -> tuple[int, Request | Note]:
-    """Raises msgspec.DecodeError for what no gateway of this version sends."""
-    return _of_gateway.decode(payload)
-
-
-def from_service(payload: bytes) -> tuple[int, Reply]:
-    """Raises msgspec.DecodeError for what no service of this version sends."""
-    return _of_service.decode(payload)
