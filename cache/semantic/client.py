@@ -72,7 +72,8 @@ class SemanticClient:
 
     async def _ask(self, request: Request) -> Reply:
         writer, number = await self._connected(), next(self._numbers)
-        reply = self._open[number] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._open[number] = reply
         try:
             _send(writer, number, request)
             return await reply
