@@ -172,7 +172,7 @@ class Learner:
         """Remove an entry everywhere; False if there was none. `wrong`: also publishes that."""
         was_there = self.neighbours.records.get(entry) is not None
         if self._log is not None and wrong:
-            self._log.wrong(entry)
+            self._log.announce("wrong", entry)
         await self._remove([entry], announced=True)
         return was_there
 
@@ -375,12 +375,12 @@ class Learner:
         record = comparison.record = msgspec.structs.replace(comparison.record, **found)
         kept = self.neighbours.records.change(record.entry, record.created, **found)
         if kept is not None and self._log is not None:
-            self._log.replace(kept, comparison.vector, announced=True)
+            self._log.save(kept, comparison.vector, replaces=True)
 
     async def _confirm(self, record: Record, namespace: str) -> None:
         kept = self.neighbours.confirm(record.entry, record.created, namespace)
         if kept is not None and self._log is not None:
-            self._log.replace(kept, await self._embedder.embed(kept.text), announced=True)
+            self._log.save(kept, await self._embedder.embed(kept.text), replaces=True)
 
     def _is_replaced(self, record: Record) -> bool:
         """Whether the entry has another answer now."""
