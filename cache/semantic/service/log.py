@@ -43,7 +43,6 @@ _WRITES_PER_BATCH = 128
 _PAUSE = 0.5
 _POSITION = re.compile(rb"[0-9]{1,18}-[0-9]{1,18}")
 
-
 Kind = Literal["put", "remove", "wrong", "label"]
 
 
