@@ -11,8 +11,6 @@ from cache.semantic.service.records import Record
 
 _KEPT_CHARACTERS = 16 * 2**20
 
-_decode = msgspec.json.Decoder().decode
-
 
 def plain_answer(body: bytes) -> str | None:
     """The text of a response, if that is one complete text; else None.
@@ -20,7 +18,7 @@ def plain_answer(body: bytes) -> str | None:
     A tool call, a refusal, several choices, or an answer cut by a length limit are valid for their own question only.
     """
     try:
-        response = _decode(body)
+        response = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     match response:

@@ -164,9 +164,11 @@ class Learner:
         self._publish(label)
 
     def _publish(self, learned: Label | JudgedPair) -> None:
-        lost = functools.partial(self.labels.learn, learned)
-        if self._log is None or not self._log.publish(self.labels.encode(learned), lost):
-            self.labels.learn(learned)
+        learn = functools.partial(self.labels.learn, learned)
+        if self._log is None or self._log.breaker.is_open:
+            learn()
+        else:
+            self._log.announce("label", label=self.labels.encode(learned), lost=learn)
 
     async def forget(self, entry: str, wrong: bool = False) -> bool:
         """Remove an entry everywhere; False if there was none. `wrong`: also publishes that."""

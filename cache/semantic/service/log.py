@@ -110,18 +110,11 @@ class RecordLog:
                 self.announce("remove", entry)
         self._write("ZREM", _RECORDS, *entries)
 
-    def publish(self, label: bytes, lost: Callable[[], None]) -> bool:
-        """Whether the label will reach all processes, this one included, in one order.
-
-        `lost` is called if Redis refuses it later.
-        """
-        if self.breaker.is_open:
-            return False
-        self.announce("label", label=label, lost=lost)
-        return True
-
     def announce(self, kind: Kind, entry: str = "", label: bytes = b"", lost: Callable[[], None] = _nothing) -> None:
-        """Tells all processes of an event: "wrong", if an answer that was served from the entry was wrong."""
+        """Tells all processes, this one included, of an event: all see events in one order.
+
+        "wrong" says that an answer was wrong that was served from the entry. `lost` is called if Redis refuses it.
+        """
         self._number += 1
         event = msgspec.msgpack.encode(Event(self.origin, self._number, kind, entry, label))
         self._write("XADD", _LOG, "MAXLEN", "~", _EVENTS_KEPT, "*", "event", event, lost=lost)
@@ -136,12 +129,10 @@ class RecordLog:
 
     async def load(self) -> AsyncIterator[list[tuple[Record, Vector | None]]]:
         """All records, some hundreds at a time; without a vector if it is of another model."""
-        cursor = b"0"
-        while True:
-            cursor, found = await self._ask("ZSCAN", _RECORDS, cursor, "COUNT", _RECORDS_AT_ONCE)
+        cursor = None
+        while cursor != b"0":
+            cursor, found = await self._ask("ZSCAN", _RECORDS, cursor or b"0", "COUNT", _RECORDS_AT_ONCE)
             yield await self.records([entry.decode(errors="replace") for entry in found[::2]])
-            if cursor == b"0":
-                return
 
     async def records(self, entries: Sequence[str]) -> list[tuple[Record, Vector | None]]:
         """Those of these records that exist and are valid. Raises StoreUnavailable."""
