@@ -1,6 +1,7 @@
 """A gateway's connection to the process of the semantic cache, which may be slow, frozen, gone or lying."""
 
 import asyncio
+import contextlib
 import itertools
 from collections import deque
 from pathlib import Path
@@ -47,11 +48,8 @@ class SemanticClient:
     async def note(self, note: Note) -> None:
         """Tell the service; if it is away, when it comes back. The oldest notes are lost when too many wait."""
         self._notes.append(note)
-        if not self.breaker.is_open:
-            try:
-                await self.breaker.call(self._send_notes, self._deadline)
-            except StoreUnavailable:
-                return
+        with contextlib.suppress(StoreUnavailable):
+            await self.breaker.call(self._send_notes, self._deadline)
 
     async def watch(self) -> None:
         """Probe the service while it is away; runs for as long as the client is used."""

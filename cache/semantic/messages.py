@@ -5,7 +5,6 @@ the number of its request; a note, which has no reply, has number 0.
 """
 
 import asyncio
-import struct
 from typing import Any, Literal
 
 import msgspec
@@ -26,7 +25,7 @@ MAX_MODEL = 256
 """Characters of the name of a model."""
 MAX_FRAME = 2**20
 
-_LENGTH = struct.Struct(">I")
+_LENGTH_BYTES = 4
 
 
 class LookupRequest(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
@@ -312,33 +311,24 @@ Request = LookupRequest | ExplainRequest | WrongAnswerReport | StatsRequest | De
 Note = AnswerStored | RefreshRequested | HitDiscarded | EntryDeleted | Purged
 Reply = LookupHit | LookupMiss | Explanation | WrongAnswerResult | Stats | DecisionsReply | WhatIfReply | Refused
 
-_encoder = msgspec.msgpack.Encoder()
-_of_gateway = msgspec.msgpack.Decoder(tuple[int, Request | Note])
-_of_service = msgspec.msgpack.Decoder(tuple[int, Reply])
+from_gateway = msgspec.msgpack.Decoder(tuple[int, Request | Note]).decode
+"""Number and message of a payload. Raises msgspec.DecodeError for what no gateway of this version sends."""
+from_service = msgspec.msgpack.Decoder(tuple[int, Reply]).decode
+"""Number and reply of a payload. Raises msgspec.DecodeError for what no service of this version sends."""
 
 
 def frame(number: int, message: Request | Note | Reply) -> bytes:
     """The message as it travels."""
-    payload = _encoder.encode((number, message))
-    return _LENGTH.pack(len(payload)) + payload
+    payload = msgspec.msgpack.encode((number, message))
+    return len(payload).to_bytes(_LENGTH_BYTES, "big") + payload
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
     """The payload of the next frame; None if the connection has ended. Raises ValueError for one beyond MAX_FRAME."""
     try:
-        (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        size = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
         if size > MAX_FRAME:
             raise ValueError(f"a frame of {size} bytes")
         return await reader.readexactly(size)
     except asyncio.IncompleteReadError:
         return None
-
-
-def from_gateway(payload: bytes) -> tuple[int, Request | Note]:
-    """Raises msgspec.DecodeError for what no gateway of this version sends."""
-    return _of_gateway.decode(payload)
-
-
-def from_service(payload: bytes) -> tuple[int, Reply]:
-    """Raises msgspec.DecodeError for what no service of this version sends."""
-    return _of_service.decode(payload)

@@ -31,20 +31,10 @@ def question_of(namespace: str, family: str, canonical: dict[str, Any]) -> Quest
     """
     if family.partition("?")[0] == "completions":
         return None  # its prompt is text to be continued, where every sign counts
-    text = _take_last_message(canonical)
-    if text is None:
-        return None
+    match canonical:
+        case {"messages": [*_, {"role": "user", "content": str(text)} as last]} if text.strip():
+            last["content"] = _BLANK
+        case _:
+            return None
     digest = hashlib.blake2b(_encoder.encode((family, canonical)), digest_size=16).hexdigest()
     return Question(f"{namespace}.{digest}", text)
-
-
-def _take_last_message(body: dict[str, Any]) -> str | None:
-    messages = body.get("messages")
-    last = messages[-1] if isinstance(messages, list) and messages else None
-    if not isinstance(last, dict) or last.get("role") != "user":
-        return None
-    text = last.get("content")
-    if not isinstance(text, str) or not text.strip():
-        return None
-    last["content"] = _BLANK
-    return text

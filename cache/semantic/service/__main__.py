@@ -30,14 +30,12 @@ def main() -> int:
     try:
         uvloop.run(_serve(config))
     except (ModelUnusable, TracingUnavailable) as error:
-        print(f"keepgate: {error}", file=sys.stderr, flush=True)
+        print(f"keepgate: {error}", file=sys.stderr)
         return _EXIT_CONFIG_ERROR
     except ExceptionGroup as errors:
         if errors.split(ModelChanged)[1] is not None:
             raise
-        print(
-            "keepgate: the embedding server has another model than before; beginning anew", file=sys.stderr, flush=True
-        )
+        print("keepgate: the embedding server has another model than before; beginning anew", file=sys.stderr)
         return 1
     return 0
 

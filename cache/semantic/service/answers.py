@@ -1,7 +1,7 @@
 """The answers of entries as plain text, for comparing them."""
 
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -11,8 +11,6 @@ from cache.semantic.service.records import Record
 
 _KEPT_CHARACTERS = 16 * 2**20
 
-_decode = msgspec.json.Decoder().decode
-
 
 def plain_answer(body: bytes) -> str | None:
     """The text of a response, if that is one complete text; else None.
@@ -20,17 +18,16 @@ def plain_answer(body: bytes) -> str | None:
     A tool call, a refusal, several choices, or an answer cut by a length limit are valid for their own question only.
     """
     try:
-        response = _decode(body)
+        response = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    choices = response.get("choices") if isinstance(response, dict) else None
-    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
-        return None
-    choice: dict[str, Any] = choices[0]
-    message = choice.get("message", choice)
-    if choice.get("finish_reason") != "stop" or not isinstance(message, dict):
-        return None
-    if any(message.get(field) for field in ("tool_calls", "function_call", "refusal", "audio")):
+    match response:
+        case {"choices": [{"finish_reason": "stop"} as choice]}:
+            message = choice.get("message", choice)
+        case _:
+            return None
+    others = ("tool_calls", "function_call", "refusal", "audio")
+    if not isinstance(message, dict) or any(message.get(field) for field in others):
         return None
     text = message.get("content", message.get("text"))
     return text if isinstance(text, str) and text.strip() else None

@@ -12,9 +12,7 @@ from cache.semantic.policy.state import OtherVersion, UnusableState
 
 log = logging.getLogger(__name__)
 
-_encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[str, bytes]).decode
-_decode_state = msgspec.msgpack.Decoder(tuple[bytes, str, bytes]).decode
 
 
 class Labels:
@@ -34,8 +32,8 @@ class Labels:
 
     def encode(self, learned: Label | JudgedPair) -> bytes:
         if isinstance(learned, JudgedPair):
-            return _encode((self._judge, learned.encode()))
-        return _encode((self.name, encode_label(learned)))
+            return msgspec.msgpack.encode((self._judge, learned.encode()))
+        return msgspec.msgpack.encode((self.name, encode_label(learned)))
 
     def take(self, data: bytes) -> None:
         """Learns what `encode` of any process wrote; ignores what cannot be used here."""
@@ -60,13 +58,13 @@ class Labels:
         self.count += 1
 
     def snapshot(self) -> bytes:
-        return _encode((self.policy.snapshot(), self._judge, self.errors.snapshot()))
+        return msgspec.msgpack.encode((self.policy.snapshot(), self._judge, self.errors.snapshot()))
 
     def restore(self, state: bytes) -> bool:
         """Loads another process's state; False if it cannot be used."""
         before = self.errors.snapshot()
         try:
-            policy, judge, errors = _decode_state(state)
+            policy, judge, errors = msgspec.msgpack.decode(state, type=tuple[bytes, str, bytes])
             if judge == self._judge:
                 self.errors.restore(errors)
             self.policy.restore(policy)

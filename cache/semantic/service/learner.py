@@ -164,15 +164,17 @@ class Learner:
         self._publish(label)
 
     def _publish(self, learned: Label | JudgedPair) -> None:
-        lost = functools.partial(self.labels.learn, learned)
-        if self._log is None or not self._log.publish(self.labels.encode(learned), lost):
-            self.labels.learn(learned)
+        learn = functools.partial(self.labels.learn, learned)
+        if self._log is None or self._log.breaker.is_open:
+            learn()
+        else:
+            self._log.announce("label", label=self.labels.encode(learned), lost=learn)
 
     async def forget(self, entry: str, wrong: bool = False) -> bool:
         """Remove an entry everywhere; False if there was none. `wrong`: also publishes that."""
         was_there = self.neighbours.records.get(entry) is not None
         if self._log is not None and wrong:
-            self._log.wrong(entry)
+            self._log.announce("wrong", entry)
         await self._remove([entry], announced=True)
         return was_there
 
@@ -375,12 +377,12 @@ class Learner:
         record = comparison.record = msgspec.structs.replace(comparison.record, **found)
         kept = self.neighbours.records.change(record.entry, record.created, **found)
         if kept is not None and self._log is not None:
-            self._log.replace(kept, comparison.vector, announced=True)
+            self._log.save(kept, comparison.vector, replaces=True)
 
     async def _confirm(self, record: Record, namespace: str) -> None:
         kept = self.neighbours.confirm(record.entry, record.created, namespace)
         if kept is not None and self._log is not None:
-            self._log.replace(kept, await self._embedder.embed(kept.text), announced=True)
+            self._log.save(kept, await self._embedder.embed(kept.text), replaces=True)
 
     def _is_replaced(self, record: Record) -> bool:
         """Whether the entry has another answer now."""

@@ -43,16 +43,17 @@ _WRITES_PER_BATCH = 128
 _PAUSE = 0.5
 _POSITION = re.compile(rb"[0-9]{1,18}-[0-9]{1,18}")
 
+Kind = Literal["put", "remove", "wrong", "label"]
+
+
+def _nothing() -> None: ...
+
 
 class _Write(NamedTuple):
     """A command, and what to do if Redis refuses it."""
 
     command: Command
     lost: Callable[[], None]
-
-    @property
-    def is_event(self) -> bool:
-        return self.command[0] == "XADD"
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True):
@@ -63,13 +64,9 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
 
     origin: str
     number: int
-    kind: Literal["put", "remove", "wrong", "label"]
+    kind: Kind
     entry: str = ""
     label: bytes = b""
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Event).decode
 
 
 class RecordLog:
@@ -93,36 +90,34 @@ class RecordLog:
         self._has_waiting = asyncio.Event()
         self._number = 0
 
-    def save(self, record: Record, vector: Vector) -> None:
-        if self._set(record, vector):
+    def save(self, record: Record, vector: Vector, replaces: bool = False, announced: bool = True) -> None:
+        """Stores a record until it expires. One that `replaces` another is not stored if that was removed meanwhile."""
+        remaining = round((record.expires - time.time()) * 1000)
+        if remaining <= 0:
+            return
+        condition = ("XX",) if replaces else ()
+        stored = encode_record(record, vector, self._encoder)
+        self._write("SET", _RECORD + record.entry, stored, "PX", remaining, *condition)
+        if not replaces:
             self._write("ZADD", _RECORDS, record.expires, record.entry)
-            self._announce("put", record.entry)
-
-    def replace(self, record: Record, vector: Vector, announced: bool) -> None:
-        """Stores a record anew, unless it was removed meanwhile."""
-        if self._set(record, vector, "XX") and announced:
-            self._announce("put", record.entry)
+        if announced:
+            self.announce("put", record.entry)
 
     def remove(self, entries: Sequence[str], announced: bool) -> None:
         for entry in entries:
             self._write("UNLINK", _RECORD + entry)
             if announced:
-                self._announce("remove", entry)
+                self.announce("remove", entry)
         self._write("ZREM", _RECORDS, *entries)
 
-    def wrong(self, entry: str) -> None:
-        """Publishes that an answer served from an entry was wrong."""
-        self._announce("wrong", entry)
+    def announce(self, kind: Kind, entry: str = "", label: bytes = b"", lost: Callable[[], None] = _nothing) -> None:
+        """Tells all processes, this one included, of an event: all see events in one order.
 
-    def publish(self, label: bytes, lost: Callable[[], None]) -> bool:
-        """Whether the label will reach all processes, this one included, in one order.
-
-        `lost` is called if Redis refuses it later.
+        "wrong" says that an answer was wrong that was served from the entry. `lost` is called if Redis refuses it.
         """
-        if self.breaker.is_open:
-            return False
-        self._announce("label", label=label, lost=lost)
-        return True
+        self._number += 1
+        event = msgspec.msgpack.encode(Event(self.origin, self._number, kind, entry, label))
+        self._write("XADD", _LOG, "MAXLEN", "~", _EVENTS_KEPT, "*", "event", event, lost=lost)
 
     async def make_room(self, policy: str) -> None:
         """Removes values of a wrong type at the keys of this process. Raises StoreUnavailable."""
@@ -134,12 +129,10 @@ class RecordLog:
 
     async def load(self) -> AsyncIterator[list[tuple[Record, Vector | None]]]:
         """All records, some hundreds at a time; without a vector if it is of another model."""
-        cursor = b"0"
-        while True:
-            cursor, found = await self._ask("ZSCAN", _RECORDS, cursor, "COUNT", _RECORDS_AT_ONCE)
+        cursor = None
+        while cursor != b"0":
+            cursor, found = await self._ask("ZSCAN", _RECORDS, cursor or b"0", "COUNT", _RECORDS_AT_ONCE)
             yield await self.records([entry.decode(errors="replace") for entry in found[::2]])
-            if cursor == b"0":
-                return
 
     async def records(self, entries: Sequence[str]) -> list[tuple[Record, Vector | None]]:
         """Those of these records that exist and are valid. Raises StoreUnavailable."""
@@ -200,9 +193,10 @@ class RecordLog:
         """Write everything now. Raises StoreUnavailable."""
         while self._waiting:
             batch = list(itertools.islice(self._waiting, _WRITES_PER_BATCH))
+            events = [write for write in batch if write.command[0] == "XADD"]
             # Events after everything else: another server may have what they are about.
-            refused = await self._written([write for write in batch if not write.is_event])
-            refused += await self._written([write for write in batch if write.is_event])
+            refused = await self._written([write for write in batch if write.command[0] != "XADD"])
+            refused += await self._written(events)
             for _ in batch:
                 self._waiting.popleft()
             for write, _ in refused:
@@ -217,26 +211,7 @@ class RecordLog:
         replies = await self._replies(*[await self._sealed(write.command) for write in writes])
         return [(each, reply) for each, reply in zip(writes, replies, strict=True) if isinstance(reply, RedisError)]
 
-    def _announce(
-        self,
-        kind: Literal["put", "remove", "wrong", "label"],
-        entry: str = "",
-        label: bytes = b"",
-        lost: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._number += 1
-        event = _encode(Event(self.origin, self._number, kind, entry, label))
-        self._write("XADD", _LOG, "MAXLEN", "~", _EVENTS_KEPT, "*", "event", event, lost=lost)
-
-    def _set(self, record: Record, vector: Vector, *condition: str) -> bool:
-        """False if it has expired."""
-        remaining = round((record.expires - time.time()) * 1000)
-        if remaining > 0:
-            stored = encode_record(record, vector, self._encoder)
-            self._write("SET", _RECORD + record.entry, stored, "PX", remaining, *condition)
-        return remaining > 0
-
-    def _write(self, *command: str | bytes | int | float, lost: Callable[[], None] = lambda: None) -> None:
+    def _write(self, *command: str | bytes | int | float, lost: Callable[[], None] = _nothing) -> None:
         if len(self._waiting) >= _MAX_WAITING:
             self.dropped += 1
             lost()
@@ -267,6 +242,6 @@ class RecordLog:
 
 def _event(fields: Fields) -> Event | None:
     try:
-        return _decode(fields.get(b"event", b""))
+        return msgspec.msgpack.decode(fields.get(b"event", b""), type=Event)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

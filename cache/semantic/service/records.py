@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Iterator
 from itertools import islice
 from sys import intern
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -21,10 +21,12 @@ Vector = npt.NDArray[np.float32]
 
 _MAGIC = b"KGS1"
 _HEADER_BYTES = len(_MAGIC) + 8
-# Of a time in Unix seconds, far beyond every expiry that Redis takes in milliseconds.
-_LATEST = 1e11
 # Records that expire within the same seconds are found expired together, when these are over.
 _SPAN_SECONDS = 5.0
+
+
+# Unix seconds, to far beyond every expiry that Redis takes in milliseconds.
+_Time = Annotated[float, msgspec.Meta(gt=-1e11, lt=1e11)]
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -41,12 +43,12 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     entry: str
     partition: str
-    text: str
+    text: Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
     answer: str
     model: str
     generation: str
-    created: float
-    expires: float
+    created: _Time
+    expires: _Time
     confirmed: tuple[str, ...] = ()
     answers: AnswerClass = "prose"
     disagreement: float = 0.0
@@ -140,7 +142,7 @@ class Records:
 def _form_of(partition: str, text: str) -> int | None:
     """A hash of the normal form of a question; None if every character may matter."""
     form = normal_form(text)
-    return None if form is None else xxhash.xxh3_64_intdigest(f"{partition}\0{form}".encode("utf-8", "surrogatepass"))
+    return None if form is None else hash((partition, form))
 
 
 class _Stored(msgspec.Struct, frozen=True, array_like=True):
@@ -151,13 +153,9 @@ class _Stored(msgspec.Struct, frozen=True, array_like=True):
     vector: bytes
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Stored).decode
-
-
 def encode_record(record: Record, vector: Vector, encoder: str) -> bytes:
     """Magic, xxh3-64 of the rest, and that rest as msgpack."""
-    payload = _encode(_Stored(record, encoder, vector.astype("<f4").tobytes()))
+    payload = msgspec.msgpack.encode(_Stored(record, encoder, vector.astype("<f4").tobytes()))
     return _MAGIC + xxhash.xxh3_64_digest(payload) + payload
 
 
@@ -167,15 +165,13 @@ def decode_record(data: bytes, entry: str, encoder: str, dimensions: int) -> tup
     if data[:_HEADER_BYTES] != _MAGIC + xxhash.xxh3_64_digest(payload):
         raise CorruptEntry("stored bytes fail their checksum")
     try:
-        record, of_encoder, stored = msgspec.structs.astuple(_decode(payload))
+        record, of_encoder, stored = msgspec.structs.astuple(msgspec.msgpack.decode(payload, type=_Stored))
         vector = np.frombuffer(stored, dtype="<f4").astype(np.float32)
     # ValueError: a string that is not UTF-8, or a part of a number.
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise CorruptEntry(f"stored bytes do not decode: {error}") from error
     if record.entry != entry or namespace_of(record.partition) != record.namespace:
         raise CorruptEntry("stored bytes are of another entry")
-    if not (abs(record.created) < _LATEST and abs(record.expires) < _LATEST) or len(record.text) > MAX_TEXT:
-        raise CorruptEntry("stored bytes are no record that this version keeps")
     if of_encoder != encoder:
         return record, None
     if vector.shape != (dimensions,) or not abs(float(np.linalg.norm(vector)) - 1.0) < 1e-3:

@@ -4,6 +4,7 @@ Vectors of another embedding model are of no use here: theirs are computed anew,
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
@@ -32,11 +33,7 @@ class Sharing:
     """
 
     def __init__(
-        self,
-        shared: RecordLog,
-        learner: Learner,
-        embedder: Embedder,
-        report_wrong_answer: Callable[[str], object],
+        self, shared: RecordLog, learner: Learner, embedder: Embedder, report_wrong_answer: Callable[[str], object]
     ) -> None:
         self._log = shared
         self._neighbours = learner.neighbours
@@ -53,6 +50,7 @@ class Sharing:
         # The entries whose records have no vector of this model yet, and when their answers were computed.
         self._incomplete: set[tuple[str, float]] = set()
         self._has_incomplete = asyncio.Event()
+        self._one_at_a_time = asyncio.Lock()
         self._reembedded = self._unembeddable = 0
 
     def reembedding(self) -> dict[str, int]:
@@ -108,16 +106,11 @@ class Sharing:
             if event.kind == "wrong":
                 self._report_wrong_answer(event.entry)
         for position, each in events:
-            if each is not None and each.kind == "label" and self._is_new(each):
+            # Of one that was written twice, since the first reply was lost, the second has no new number.
+            if each is not None and each.kind == "label" and each.number > self._seen.get(each.origin, 0):
+                self._seen[each.origin] = each.number
                 self._labels.take(each.label)
             self._position = position
-
-    def _is_new(self, event: Event) -> bool:
-        """Whether the event was not written twice."""
-        is_new = event.number > self._seen.get(event.origin, 0)
-        if is_new:
-            self._seen[event.origin] = event.number
-        return is_new
 
     async def _take_over(self, records: list[tuple[Record, Vector | None]]) -> None:
         valid = [(record, vector) for record, vector in records if record.expires > time.time()]
@@ -149,29 +142,24 @@ class Sharing:
         stored = await self._log.records([entry for entry in entries if self._neighbours.records.get(entry)])
         await self._neighbours.complete([(record, vector) for record, vector in stored if vector is not None])
         lacking = [record for record, vector in stored if vector is None]
-        found = await asyncio.gather(*(self._embedder.embed(record.text) for record in lacking), return_exceptions=True)
-        computed: list[tuple[Record, Vector]] = []
-        for record, vector in zip(lacking, found, strict=True):
-            # Of a batch that failed, maybe one text was at fault.
-            alone = await self._embedded(record.text) if isinstance(vector, EmbeddingError) else vector
-            if isinstance(alone, BaseException):
-                raise alone
-            if alone is None:
-                self._unembeddable += 1
-            else:
-                computed.append((record, alone))
+        vectors = await asyncio.gather(*(self._embedded(record.text) for record in lacking))
+        computed = [(record, vector) for record, vector in zip(lacking, vectors, strict=True) if vector is not None]
+        self._unembeddable += len(lacking) - len(computed)
         for record, vector in await self._neighbours.complete(computed):
             self._reembedded += 1
             if record.created < self._began:  # else it is of a process that runs now, with the other model
-                self._log.replace(record, vector, announced=False)
+                self._log.save(record, vector, replaces=True, announced=False)
 
     async def _embedded(self, text: str) -> Vector | None:
         """None if the model gives no vector of this text; waits while its server is down."""
-        tries = 0
-        while tries < _TRIES:
-            try:
-                return await self._embedder.embed(text)
-            except EmbeddingError:
-                tries += self._embedder.model.is_available
-                await self._embedder.model.wait_available()
+        with contextlib.suppress(EmbeddingError):
+            return await self._embedder.embed(text)
+        async with self._one_at_a_time:  # of the texts that failed together, maybe one was at fault
+            tries = 0
+            while tries < _TRIES:
+                try:
+                    return await self._embedder.embed(text)
+                except EmbeddingError:
+                    tries += self._embedder.model.is_available
+                    await self._embedder.model.wait_available()
         return None
