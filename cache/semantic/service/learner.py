@@ -26,10 +26,9 @@ from cache.semantic.policy.posterior import sigmoid
 from cache.semantic.service.answers import Answers, KnownAnswer, plain_answer
 from cache.semantic.service.labels import Labels
 from cache.semantic.service.log import RecordLog
-from cache.semantic.service.lookups import RunningLookups
+from cache.semantic.service.lookups import Query, RunningLookups
 from cache.semantic.service.metrics import ServiceMetrics
 from cache.semantic.service.neighbours import AT_ONCE, Neighbour, Neighbours, compare_texts
-from cache.semantic.service.queries import Query
 from cache.semantic.service.records import Record, Vector
 
 log = logging.getLogger(__name__)
@@ -134,7 +133,7 @@ class Learner:
         try:
             self._heard.put_nowait((note, query))
         except asyncio.QueueFull:
-            self.figures.count("not_learned")
+            self.figures.counts["not_learned"] += 1
 
     async def work(self) -> None:
         """Learns from recorded answers; runs while the cache does."""
@@ -145,7 +144,7 @@ class Learner:
                 try:
                     await self._learn(note, query, tasks)
                 except CacheError as error:
-                    self.figures.count("not_learned")
+                    self.figures.counts["not_learned"] += 1
                     log.debug("a fresh answer was not learned: %s", error)
                 finally:
                     self._heard.task_done()
@@ -158,7 +157,7 @@ class Learner:
 
     def add_label(self, label: Label) -> None:
         """Let the policy learn, here and in all other processes."""
-        self.figures.count(f"labels_from_{label.source}")
+        self.figures.counts[f"labels_from_{label.source}"] += 1
         if label.source != "miss":
             self.labels.policy.settle(label)
         self._publish(label)
@@ -251,7 +250,7 @@ class Learner:
     async def _have_judged(self, comparison: Comparison, tasks: asyncio.TaskGroup) -> None:
         """Returns when it is judged, or after a timeout."""
         if len(self._judging) >= _MAX_WAITING:
-            self.figures.count("unjudged")
+            self.figures.counts["unjudged"] += 1
             return
         is_quick = not self._judging and self._heard.qsize() < _MAX_PATIENT
         judging = tasks.create_task(self._judge_one(comparison))
@@ -269,7 +268,7 @@ class Learner:
         await self.neighbours.put(record, comparison.vector)
         while len(self.neighbours.records) > self._capacity and (oldest := self.neighbours.records.oldest()):
             await self.forget(oldest)
-            self.figures.count("evicted")
+            self.figures.counts["evicted"] += 1
 
     async def _judge_one(self, comparison: Comparison) -> None:
         async with self._judge_slots:
@@ -278,7 +277,7 @@ class Learner:
                 await self._measure(comparison)
                 await self._conclude(comparison, await self._compare(comparison))
             except CacheError as error:
-                self.figures.count("unjudged")
+                self.figures.counts["unjudged"] += 1
                 log.debug("a fresh answer was not judged: %s", error)
 
     async def _measure(self, comparison: Comparison) -> None:
@@ -291,7 +290,7 @@ class Learner:
         if comparison.earlier is None or (score := await self._score(comparison, comparison.earlier.text)) is None:
             return
         agrees = score > errors.limit(fresh.model, fresh.answers)
-        self.figures.count("agreed_with_itself" if agrees else "disagreed_with_itself")
+        self.figures.counts["agreed_with_itself" if agrees else "disagreed_with_itself"] += 1
         evidence = disagreement_of(score)
         if is_repeatable(fresh):
             self._publish(JudgedPair(fresh.model, fresh.answers, "again", score))
@@ -318,7 +317,7 @@ class Learner:
         budget.earn()
         # The choice does not depend on the verdict, so the verdicts are an unbiased sample.
         if found and not (query is not None and query.is_audit) and not budget.take():
-            self.figures.count("unjudged")
+            self.figures.counts["unjudged"] += 1
             return {}
         texts = [text for _, text in found]
         scores = await self._judge.compare(fresh.model, fresh.text, comparison.text, texts)
@@ -326,7 +325,7 @@ class Learner:
         verdicts: dict[str, bool | None] = {}
         for (record, _), score in zip(found, scores, strict=True):
             same = None if score is None else score > limit
-            self.figures.count("judged_unsure" if same is None else "judged_same" if same else "judged_different")
+            self.figures.counts["judged_unsure" if same is None else "judged_same" if same else "judged_different"] += 1
             if not self._is_replaced(record):
                 verdicts[record.entry] = same
         return verdicts
