@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from cache.semantic.inspection.decisions import WatchedDecision
 from cache.semantic.messages import LookupRequest
-from cache.semantic.policy.label import Label, Source
-from cache.semantic.policy.policy import Decision, Evidence, label_of
+from cache.semantic.policy.policy import Decision, Evidence
 
 _MOST = 4096
 _MAX_SECONDS = 0.05
 _REGENERATE_SECONDS = 10.0
+_UNWATCHED = WatchedDecision(None, None)
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -47,7 +47,7 @@ class Query:
     vector: npt.NDArray[np.float32] | None = None
     evidence: Evidence | None = None
     decision: Decision | None = None
-    watched: WatchedDecision | None = None
+    watched: WatchedDecision = _UNWATCHED
     time: float = field(default_factory=time.monotonic)
     """Monotonic seconds."""
 
@@ -60,12 +60,6 @@ class Query:
     def was_just_served(self) -> bool:
         """Whether a repeat counts as a rejection of the served answer."""
         return time.monotonic() - self.time <= _REGENERATE_SECONDS
-
-    def label(self, same: bool, source: Source) -> Label | None:
-        """The judgement of the answer that was, or would have been, served; None if there is nothing to learn."""
-        if self.evidence is None or self.decision is None:
-            return None
-        return label_of(self.evidence, self.decision, same, source)
 
 
 class RunningLookups:

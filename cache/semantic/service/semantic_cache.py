@@ -215,12 +215,8 @@ class SemanticCache:
             return 0
         self.figures.counts["blamed"] += 1
         self._rejected[served.ask.key] = None
-        if served.watched is not None:
-            served.watched.complained()
-        label = served.label(False, "user")
-        if label is not None:
-            self._learner.add_label(label)
-        return int(label is not None)
+        served.watched.complained()
+        return int(self._learner.add_label(served, False, "user") is not None)
 
 
 def _is_purged(record: Record, note: messages.Purged) -> bool:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import math
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -172,7 +171,7 @@ async def _running(config: Config, embedders: Embedders, judging: Embedder, serv
             f"{config.policy}:{model.fingerprint}",
             judge_name(config, judging.model.fingerprint),
         )
-        judge_share = math.inf if config.judge == EMBEDDING else config.judge_share
+        judge_share = 1.0 if config.judge == EMBEDDING else config.judge_share
         learner = Learner(patient, neighbours, Answers(store), judge, labels, config.capacity, judge_share, shared)
         cache = SemanticCache(embedder, learner, decisions, shares_purges=store is not None)
         works = [*(watch() for watch in embedders.watches), learner.work(), _maintain(cache, learner, store, config)]

@@ -329,7 +329,7 @@ async def test_texts_are_read_when_they_are_learned(embedder: Embedder, monkeypa
         return real(Text, text)  # type: ignore[no-any-return]
 
     # The cache of read texts is inside: nothing public says when a text is read.
-    monkeypatch.setattr(neighbours_module, "_read_short", functools.lru_cache(neighbours_module._TEXTS_KEPT)(noted))
+    monkeypatch.setattr(neighbours_module, "_read", functools.lru_cache(neighbours_module._TEXTS_KEPT)(noted))
     async with _working(embedder, EmbeddingJudge(embedder)) as host:
         await host.record_answer("one", ASKED, ANSWER)
         await until(lambda: host.record("one") is not None)
@@ -340,7 +340,7 @@ async def test_texts_are_read_when_they_are_learned(embedder: Embedder, monkeypa
         await host.neighbours.put_all([(other, await embedder.embed(AGAIN))])
         near = await host.neighbours.near(PARTITION, await embedder.embed(ASKED))
         assert read == [ASKED, AGAIN]
-        assert compare_texts(ASKED, near, range(2)).place == 0
+        assert compare_texts(ASKED, [each.record.text for each in near]).place == 0
         assert read == [ASKED, AGAIN]
 
 
