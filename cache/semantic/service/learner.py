@@ -77,8 +77,8 @@ class Learner:
     An answer that a slow judge has not compared yet is stored as one without equals; its group and its label follow. If
     too many wait, the newest are not stored, or not compared.
 
-    `shared` publishes to other processes; without one this process learns alone. `judge_share` limits comparisons by the
-    judge, except audits: below 1 it is their number for each fresh answer, with 500 more to begin with. At most
+    `shared` publishes to other processes; without one this process learns alone. `judge_share` limits the judge's
+    comparisons, except audits: below 1 it is their number for each fresh answer, with 500 more to begin with. At most
     `capacity` records are kept.
     """
 
@@ -136,20 +136,18 @@ class Learner:
         if self._judging:
             await asyncio.wait(self._judging)
 
-    def add_label(
-        self, query: Query, same: bool, source: Source, judge: tuple[float, float] | None = None
-    ) -> Label | None:
+    def add_label(self, query: Query, same: bool, source: Source, judge: tuple[float, float] | None = None) -> bool:
         """Let the policy learn, here and in all other processes, whether the answer that was, or would have been,
-        served was right; `judge` is how often who says so errs. Returns the label, None if there is nothing to learn.
+        served was right; `judge` is how often who says so errs. False if there is nothing to learn.
         """
         if query.evidence is None or query.decision is None:
-            return None
+            return False
         label = msgspec.structs.replace(label_of(query.evidence, query.decision, same, source), judge=judge)
         self.figures.counts[f"labels_from_{source}"] += 1
         if source != "miss":
             self.labels.policy.settle(label)
         self._publish(label)
-        return label
+        return True
 
     def _publish(self, learned: Label | JudgedPair) -> None:
         lost = functools.partial(self.labels.learn, learned)

@@ -137,10 +137,6 @@ class Neighbours:
                 await asyncio.sleep(0)
         return found
 
-    async def purged(self) -> list[Record]:
-        """Those that no longer count."""
-        return await self.chosen(lambda record: not self._counts(record))
-
     async def bound(self, most: int) -> None:
         """Removes what has expired, and the least recently used ones here until `most` are left."""
         while gone := self.records.expired(time.time(), AT_ONCE):

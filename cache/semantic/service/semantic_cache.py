@@ -56,7 +56,7 @@ class SemanticCache:
             case messages.AnswerStored():
                 self.answered(message)
             case messages.RefreshRequested():
-                self._complain(self._served.pop(message.key, None))
+                self._complain(message.key)
             case messages.HitDiscarded():
                 if self._served.pop(message.key, None) is None:
                     self._lookups.leave(message.key)
@@ -80,7 +80,7 @@ class SemanticCache:
     async def _find(self, ask: messages.LookupRequest) -> messages.LookupHit | messages.LookupMiss:
         served = self._served.get(ask.key)
         if served is not None and served.was_just_served:
-            self._complain(self._served.pop(ask.key))
+            self._complain(ask.key)
         if ask.key not in self._rejected and (same := self._same_form(ask)):
             self.figures.counts["normalized" if ask.serve else "observed_normalized"] += 1
             self._note_hit(Query(ask, same.entry))
@@ -200,8 +200,8 @@ class SemanticCache:
 
     def report_wrong_answer(self, entry: str) -> int:
         """Learns that the last serving of an entry was wrong; returns how many labels."""
-        key = next((key for key, served in reversed(self._served.items()) if served.entry == entry), None)
-        return 0 if key is None else self._complain(self._served.pop(key))
+        key = next((key for key, served in reversed(self._served.items()) if served.entry == entry), "")
+        return self._complain(key)
 
     def _note_hit(self, query: Query) -> None:
         """The answer goes to the client, if there is one that still waits."""
@@ -209,14 +209,15 @@ class SemanticCache:
             self._neighbours.records.use(query.entry)
             self._served[query.ask.key] = query
 
-    def _complain(self, served: Query | None) -> int:
-        """Learns that the client rejected a served answer; returns the number of labels."""
+    def _complain(self, key: str) -> int:
+        """Learns that the client rejected the answer that was served for this key; returns the number of labels."""
+        served = self._served.pop(key, None)
         if served is None:
             return 0
         self.figures.counts["blamed"] += 1
-        self._rejected[served.ask.key] = None
+        self._rejected[key] = None
         served.watched.complained()
-        return int(self._learner.add_label(served, False, "user") is not None)
+        return int(self._learner.add_label(served, False, "user"))
 
 
 def _is_purged(record: Record, note: messages.Purged) -> bool:
