@@ -64,10 +64,6 @@ class Comparison:
     earlier: str | None
     unrelated: str | None
 
-    @property
-    def is_audit(self) -> bool:
-        return self.query is not None and self.query.is_audit
-
 
 class Learner:
     """Processes fresh answers one after the other, in the background, and has them judged.
@@ -303,11 +299,11 @@ class Learner:
 
         Answers recomputed meanwhile or unreadable are left out.
         """
-        fresh = comparison.record
+        fresh, query = comparison.record, comparison.query
         found = await self._texts_of(comparison.others)
         self._comparisons_left = min(_FIRST, self._comparisons_left + self._judge_share)
         # The choice does not depend on the verdict, so the verdicts are an unbiased sample.
-        if found and not comparison.is_audit and not self._may_judge():
+        if found and not (query and query.is_audit) and not self._may_judge():
             self.figures.counts["unjudged"] += 1
             return {}
         texts = [text for _, text in found]

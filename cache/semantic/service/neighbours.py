@@ -172,7 +172,7 @@ class Neighbours:
         return found
 
     async def _run(self, work: Callable[..., T], *arguments: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, functools.partial(work, *arguments))
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
 
 def neighbourhood_of(near: Sequence[Neighbour]) -> Neighbourhood:
@@ -194,8 +194,7 @@ def candidate_of(text: str, near: Sequence[Neighbour], evidence: Evidence) -> Ca
     place, veto, features, vetoes = compare_texts(text, [near[member].record.text for member in evidence.members])
     neighbour = near[evidence.members[place or 0]]
     if not veto:  # its similarity is that of the question that vouches, which need not be the nearest with the answer
-        evidence = evidence.with_texts(features)
-        evidence = evidence._replace(entry=neighbour.record.entry, similarity=neighbour.similarity)
+        evidence = evidence.with_texts(features)._replace(entry=neighbour.record.entry, similarity=neighbour.similarity)
     return Candidate(neighbour, evidence, veto, vetoes)
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import functools
-import logging
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -45,8 +44,6 @@ from cache.stores.memory import MemoryStore
 from cache.stores.redis_store import open_redis_store, open_topology
 from telemetry.tracing.opening import open_tracing
 from telemetry.tracing.span import Tracing
-
-log = logging.getLogger(__name__)
 
 Load = Callable[[str, str | None], Encoder]
 
