@@ -326,15 +326,12 @@ class Learner:
                 chosen.setdefault(kept.answer, kept)
         texts = []
         for record in list(chosen.values())[: COMPARED_ANSWERS if self._judge_share >= 1.0 else 1]:
-            try:
+            with contextlib.suppress(StoreUnavailable):  # what it says is not known now
                 text = await self._answers.of(record)
-            except StoreUnavailable as error:
-                log.debug("an answer is not compared: %s", error)
-                continue
-            if text is not None:
-                texts.append((record, text))
-            elif not self._is_replaced(record):
-                await self.forget(record.entry)
+                if text is not None:
+                    texts.append((record, text))
+                elif not self._is_replaced(record):
+                    await self.forget(record.entry)
         return texts
 
     async def _conclude(self, comparison: Comparison, verdicts: dict[str, bool | None]) -> None:
