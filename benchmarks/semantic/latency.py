@@ -138,7 +138,7 @@ async def measure_here(entries: int, folder: Path) -> Measured:
             began = time.perf_counter()
             await cache.ask(LookupRequest(f"public.{number}", _PARTITION, text, 1.0, True))
             took.append(1000 * (time.perf_counter() - began))
-        times = {step: [1000 * each for each in cache.figures.times(step)] for step in ("embed", "search", "compare")}
+        times = {step: [1000 * each for each in cache.figures.times[step]] for step in ("embed", "search", "compare")}
     neighbours.close()
     return Measured(ask=took, entry_bytes=entry_bytes, pair=_pair_times(asked, texts), **times)
 

@@ -49,7 +49,7 @@ class Keepgate:
 
     @property
     def embedding(self) -> list[float]:
-        return [1e3 * seconds for seconds in self._cache.figures.times("embed")]
+        return [1e3 * seconds for seconds in self._cache.figures.times["embed"]]
 
     async def look_up(self, question: str) -> str | None:
         self._asked += 1

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import math
 import random
 import time
 from collections import deque
@@ -20,16 +19,15 @@ from cache.semantic.judge.error_rates import JudgedPair
 from cache.semantic.judge.judge import Judge
 from cache.semantic.judge.repeatability import MAX_DISAGREEMENT, disagreement_of, is_repeatable
 from cache.semantic.messages import AnswerStored
-from cache.semantic.policy.label import Label
-from cache.semantic.policy.policy import COMPARED_ANSWERS, LEAST_COMPARED
+from cache.semantic.policy.label import Label, Source
+from cache.semantic.policy.policy import COMPARED_ANSWERS, LEAST_COMPARED, label_of
 from cache.semantic.policy.posterior import sigmoid
 from cache.semantic.service.answers import Answers, KnownAnswer, plain_answer
 from cache.semantic.service.labels import Labels
 from cache.semantic.service.log import RecordLog
-from cache.semantic.service.lookups import RunningLookups
+from cache.semantic.service.lookups import Query, RunningLookups
 from cache.semantic.service.metrics import ServiceMetrics
-from cache.semantic.service.neighbours import AT_ONCE, Neighbour, Neighbours, compare_texts
-from cache.semantic.service.queries import Query
+from cache.semantic.service.neighbours import AT_ONCE, Neighbours, compare_texts
 from cache.semantic.service.records import Record, Vector
 
 log = logging.getLogger(__name__)
@@ -54,7 +52,7 @@ class Comparison:
     First the one that was or would be served, then the nearest.
 
     `record` and its `vector` are those of the fresh answer; `record.answer` is its own entry until the judge has found
-    an equal answer. `query` is the question as it was asked. `earlier` is an older answer to the very same question,
+    an equal answer. `query` is the lookup that it belongs to. `earlier` is an older answer to the very same question,
     and `unrelated` one to a question that has nothing to do with it: of these it is known whether they say the same.
     """
 
@@ -63,32 +61,8 @@ class Comparison:
     text: str
     others: Sequence[Record]
     query: Query | None
-    earlier: KnownAnswer | None
+    earlier: str | None
     unrelated: str | None
-
-
-class JudgeBudget:
-    """Limits calls of the judge: `share` comparisons for each fresh answer, and 500 more to begin with.
-
-    Args:
-        share: infinite for a judge without cost.
-    """
-
-    def __init__(self, share: float) -> None:
-        self.is_short = share < 1.0
-        self._share = share
-        self._left = _FIRST
-
-    def earn(self) -> None:
-        """Account for a fresh answer."""
-        self._left = min(_FIRST, self._left + self._share)
-
-    def take(self) -> bool:
-        """Take one comparison; False if none is left."""
-        if self.is_short and self._left < 1.0:
-            return False
-        self._left -= self.is_short
-        return True
 
 
 class Learner:
@@ -99,8 +73,9 @@ class Learner:
     An answer that a slow judge has not compared yet is stored as one without equals; its group and its label follow. If
     too many wait, the newest are not stored, or not compared.
 
-    `shared` publishes to other processes; without one this process learns alone. `judge_share` limits calls of the
-    judge, except audits. At most `capacity` records are kept.
+    `shared` publishes to other processes; without one this process learns alone. `judge_share` limits the judge's
+    comparisons, except audits: below 1 it is their number for each fresh answer, with 500 more to begin with. At most
+    `capacity` records are kept.
     """
 
     def __init__(
@@ -111,7 +86,7 @@ class Learner:
         judge: Judge,
         labels: Labels,
         capacity: int,
-        judge_share: float = math.inf,
+        judge_share: float = 1.0,
         shared: RecordLog | None = None,
     ) -> None:
         self.neighbours = neighbours
@@ -121,7 +96,8 @@ class Learner:
         self._embedder = embedder
         self._answers = answers
         self._judge = judge
-        self._judge_budget = JudgeBudget(judge_share)
+        self._judge_share = judge_share
+        self._comparisons_left = _FIRST
         self._judge_slots = asyncio.Semaphore(_JUDGED_AT_ONCE)
         self._log = shared
         self._capacity = capacity
@@ -134,7 +110,7 @@ class Learner:
         try:
             self._heard.put_nowait((note, query))
         except asyncio.QueueFull:
-            self.figures.count("not_learned")
+            self.figures.counts["not_learned"] += 1
 
     async def work(self) -> None:
         """Learns from recorded answers; runs while the cache does."""
@@ -145,7 +121,7 @@ class Learner:
                 try:
                     await self._learn(note, query, tasks)
                 except CacheError as error:
-                    self.figures.count("not_learned")
+                    self.figures.counts["not_learned"] += 1
                     log.debug("a fresh answer was not learned: %s", error)
                 finally:
                     self._heard.task_done()
@@ -156,12 +132,18 @@ class Learner:
         if self._judging:
             await asyncio.wait(self._judging)
 
-    def add_label(self, label: Label) -> None:
-        """Let the policy learn, here and in all other processes."""
-        self.figures.count(f"labels_from_{label.source}")
-        if label.source != "miss":
+    def add_label(self, query: Query, same: bool, source: Source, judge: tuple[float, float] | None = None) -> bool:
+        """Let the policy learn, here and in all other processes, whether the answer that was, or would have been,
+        served was right; `judge` is how often who says so errs. False if there is nothing to learn.
+        """
+        if query.evidence is None or query.decision is None:
+            return False
+        label = msgspec.structs.replace(label_of(query.evidence, query.decision, same, source), judge=judge)
+        self.figures.counts[f"labels_from_{source}"] += 1
+        if source != "miss":
             self.labels.policy.settle(label)
         self._publish(label)
+        return True
 
     def _publish(self, learned: Label | JudgedPair) -> None:
         learn = functools.partial(self.labels.learn, learned)
@@ -215,20 +197,18 @@ class Learner:
             answers=class_of(text),
             disagreement=0.0 if earlier is None else earlier.record.disagreement,
         )
-        comparison = Comparison(record, vector, text, others, query, earlier, self._unrelated(record, vector))
+        unrelated = self._unrelated(record, vector)
+        comparison = Comparison(record, vector, text, others, query, earlier and earlier.text, unrelated)
         self._recent.append(comparison)
-        if comparison.others or comparison.earlier or comparison.unrelated:
+        if others or earlier or unrelated:
             await self._have_judged(comparison, tasks)
         await self._keep(comparison)
 
     async def _comparable(self, note: AnswerStored, vector: Vector, query: Query | None) -> list[Record]:
-        served = self.neighbours.records.get(query.entry) if query is not None else None
-        near = [
-            record
-            for record, similarity in await self.neighbours.near(note.partition, vector)
-            if record.entry != note.entry and similarity >= LEAST_COMPARED
-        ]
-        return near if served is None else [served, *near]
+        near = await self.neighbours.near(note.partition, vector)
+        others = [record for record, similarity in near if record.entry != note.entry and similarity >= LEAST_COMPARED]
+        served = None if query is None else self.neighbours.records.get(query.entry)
+        return others if served is None else [served, *others]
 
     async def _earlier(self, note: AnswerStored) -> KnownAnswer | None:
         """An older answer to the very same question, unless it was purged since."""
@@ -253,7 +233,7 @@ class Learner:
     async def _have_judged(self, comparison: Comparison, tasks: asyncio.TaskGroup) -> None:
         """Returns when it is judged, or after a timeout."""
         if len(self._judging) >= _MAX_WAITING:
-            self.figures.count("unjudged")
+            self.figures.counts["unjudged"] += 1
             return
         is_quick = not self._judging and self._heard.qsize() < _MAX_PATIENT
         judging = tasks.create_task(self._judge_one(comparison))
@@ -271,7 +251,7 @@ class Learner:
         await self.neighbours.put(record, comparison.vector)
         while len(self.neighbours.records) > self._capacity and (oldest := self.neighbours.records.oldest()):
             await self.forget(oldest)
-            self.figures.count("evicted")
+            self.figures.counts["evicted"] += 1
 
     async def _judge_one(self, comparison: Comparison) -> None:
         async with self._judge_slots:
@@ -280,20 +260,18 @@ class Learner:
                 await self._measure(comparison)
                 await self._conclude(comparison, await self._compare(comparison))
             except CacheError as error:
-                self.figures.count("unjudged")
+                self.figures.counts["unjudged"] += 1
                 log.debug("a fresh answer was not judged: %s", error)
 
     async def _measure(self, comparison: Comparison) -> None:
         """Have pairs judged of which the truth is known, for the judge's errors and for what answers disagree."""
         fresh, errors = comparison.record, self.labels.errors
-        if comparison.unrelated is not None:
-            score = await self._score(comparison, comparison.unrelated)
-            if score is not None:
-                self._publish(JudgedPair(fresh.model, fresh.answers, "unrelated", score))
-        if comparison.earlier is None or (score := await self._score(comparison, comparison.earlier.text)) is None:
+        if (score := await self._score(comparison, comparison.unrelated)) is not None:
+            self._publish(JudgedPair(fresh.model, fresh.answers, "unrelated", score))
+        if (score := await self._score(comparison, comparison.earlier)) is None:
             return
         agrees = score > errors.limit(fresh.model, fresh.answers)
-        self.figures.count("agreed_with_itself" if agrees else "disagreed_with_itself")
+        self.figures.counts["agreed_with_itself" if agrees else "disagreed_with_itself"] += 1
         evidence = disagreement_of(score)
         if is_repeatable(fresh):
             self._publish(JudgedPair(fresh.model, fresh.answers, "again", score))
@@ -303,24 +281,32 @@ class Learner:
         disagreement = max(-MAX_DISAGREEMENT, min(MAX_DISAGREEMENT, fresh.disagreement + evidence))
         self._update(comparison, disagreement=disagreement)
 
-    async def _score(self, comparison: Comparison, other: str) -> float | None:
-        """Of a pair of which the truth is known; None if it may not be judged."""
-        if not self._judge_budget.take():
+    async def _score(self, comparison: Comparison, other: str | None) -> float | None:
+        """Of a pair of which the truth is known; None if there is no other answer, or it may not be judged."""
+        if other is None or not self._may_judge():
             return None
         record = comparison.record
         return (await self._judge.compare(record.model, record.text, comparison.text, [other]))[0]
+
+    def _may_judge(self) -> bool:
+        """Takes one comparison from those that are left to a judge with a cost."""
+        if self._judge_share >= 1.0:
+            return True
+        may = self._comparisons_left >= 1.0
+        self._comparisons_left -= may
+        return may
 
     async def _compare(self, comparison: Comparison) -> dict[str, bool | None]:
         """Whether the answer of each entry is the same, None where the judge is unsure.
 
         Answers recomputed meanwhile or unreadable are left out.
         """
-        fresh, query, budget = comparison.record, comparison.query, self._judge_budget
-        found = await self._texts_of(comparison.others, 1 if budget.is_short else COMPARED_ANSWERS)
-        budget.earn()
+        fresh, query = comparison.record, comparison.query
+        found = await self._texts_of(comparison.others)
+        self._comparisons_left = min(_FIRST, self._comparisons_left + self._judge_share)
         # The choice does not depend on the verdict, so the verdicts are an unbiased sample.
-        if found and not (query is not None and query.is_audit) and not budget.take():
-            self.figures.count("unjudged")
+        if found and not (query and query.is_audit) and not self._may_judge():
+            self.figures.counts["unjudged"] += 1
             return {}
         texts = [text for _, text in found]
         scores = await self._judge.compare(fresh.model, fresh.text, comparison.text, texts)
@@ -328,49 +314,43 @@ class Learner:
         verdicts: dict[str, bool | None] = {}
         for (record, _), score in zip(found, scores, strict=True):
             same = None if score is None else score > limit
-            self.figures.count("judged_unsure" if same is None else "judged_same" if same else "judged_different")
+            self.figures.counts["judged_unsure" if same is None else "judged_same" if same else "judged_different"] += 1
             if not self._is_replaced(record):
                 verdicts[record.entry] = same
         return verdicts
 
-    async def _texts_of(self, others: Sequence[Record], most: int) -> list[tuple[Record, str]]:
-        """The first of each distinct answer, of those that still exist, at most so many; with their texts."""
+    async def _texts_of(self, others: Sequence[Record]) -> list[tuple[Record, str]]:
+        """The first of each distinct answer, of those that still exist, as many as are compared; with their texts."""
         chosen: dict[str, Record] = {}
         for record in others:
             kept = self.neighbours.records.get(record.entry)
             if kept is not None and kept.created == record.created:
                 chosen.setdefault(kept.answer, kept)
         texts = []
-        for record in list(chosen.values())[:most]:
-            try:
+        for record in list(chosen.values())[: COMPARED_ANSWERS if self._judge_share >= 1.0 else 1]:
+            with contextlib.suppress(StoreUnavailable):  # what it says is not known now
                 text = await self._answers.of(record)
-            except StoreUnavailable as error:
-                log.debug("an answer is not compared: %s", error)
-                continue
-            if text is not None:
-                texts.append((record, text))
-            elif not self._is_replaced(record):
-                await self.forget(record.entry)
+                if text is not None:
+                    texts.append((record, text))
+                elif not self._is_replaced(record):
+                    await self.forget(record.entry)
         return texts
 
     async def _conclude(self, comparison: Comparison, verdicts: dict[str, bool | None]) -> None:
         fresh, query = comparison.record, comparison.query
-        if query is not None and query.watched is not None:
+        if query is not None:
             query.watched.judged(verdicts)
-        if query is not None and (same := verdicts.get(query.entry)) is not None:
-            label = query.label(same, "audit" if query.is_audit else "miss")
-            if label is not None:
+            if (same := verdicts.get(query.entry)) is not None:
                 error = self.labels.errors.error(fresh.model, fresh.answers)
-                self.add_label(msgspec.structs.replace(label, judge=(error.recall, error.false_same)))
+                self.add_label(query, same, "audit" if query.is_audit else "miss", (error.recall, error.false_same))
         equal = [kept for kept in map(self.neighbours.records.get, verdicts) if kept and verdicts[kept.entry]]
+        if equal:  # the group of one of the same tenant, if there is one
+            first = min(equal, key=lambda record: record.namespace != fresh.namespace)
+            self._update(comparison, answer=first.answer)
         for record in equal:
-            is_other_tenant = self.neighbours.is_other_tenant(record, fresh.namespace)
             # Equal answers may belong to different questions: "Yes." answers many.
-            if is_other_tenant and compare_texts(fresh.text, [Neighbour(record, 1.0)], [0]).place is not None:
+            if record.namespace != fresh.namespace and compare_texts(fresh.text, [record.text]).place is not None:
                 await self._confirm(record, fresh.namespace)
-        own = [record.answer for record in equal if record.namespace == fresh.namespace] or [r.answer for r in equal]
-        if own:
-            self._update(comparison, answer=own[0])
 
     def _update(self, comparison: Comparison, **found: str | float) -> None:
         """Sets what the judge has found out, also where the record is stored already."""
@@ -380,7 +360,7 @@ class Learner:
             self._log.save(kept, comparison.vector, replaces=True)
 
     async def _confirm(self, record: Record, namespace: str) -> None:
-        kept = self.neighbours.confirm(record.entry, record.created, namespace)
+        kept = self.neighbours.confirm(record, namespace)
         if kept is not None and self._log is not None:
             self._log.save(kept, await self._embedder.embed(kept.text), replaces=True)
 

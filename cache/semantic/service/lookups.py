@@ -1,15 +1,71 @@
-"""The lookups that run now: work in the background yields to them, and their clients may leave meanwhile."""
+"""Lookups that run, whose answer is still to come, or that may still be judged wrong."""
 
 import asyncio
 import contextlib
-from collections import Counter
+import time
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
+from cache.semantic.inspection.decisions import WatchedDecision
+from cache.semantic.messages import LookupRequest
+from cache.semantic.policy.policy import Decision, Evidence
+
+_MOST = 4096
 _MAX_SECONDS = 0.05
+_REGENERATE_SECONDS = 10.0
+_UNWATCHED = WatchedDecision(None, None)
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Latest(OrderedDict[K, V]):
+    """The items that were set last; the oldest are dropped when there are too many."""
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        if len(self) > _MOST:
+            self.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A request, and what was decided of the answer of `entry`.
+
+    Without `evidence` nothing is to be learned: no neighbour could have been served, or the request had a threshold of
+    its own, or it was the same question in another spelling, which needs no `decision` and no `vector` either.
+    """
+
+    ask: LookupRequest
+    entry: str
+    vector: npt.NDArray[np.float32] | None = None
+    evidence: Evidence | None = None
+    decision: Decision | None = None
+    watched: WatchedDecision = _UNWATCHED
+    time: float = field(default_factory=time.monotonic)
+    """Monotonic seconds."""
+
+    @property
+    def is_audit(self) -> bool:
+        """Whether the upstream is asked although the answer could be served."""
+        return self.decision is not None and self.decision.audit
+
+    @property
+    def was_just_served(self) -> bool:
+        """Whether a repeat counts as a rejection of the served answer."""
+        return time.monotonic() - self.time <= _REGENERATE_SECONDS
 
 
 class RunningLookups:
-    """Counts running lookups by the key of their request."""
+    """Counts running lookups by the key of their request: work in the background yields to them, and their clients may
+    leave meanwhile.
+    """
 
     def __init__(self) -> None:
         self._running: Counter[str] = Counter()

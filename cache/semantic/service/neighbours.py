@@ -19,7 +19,6 @@ T = TypeVar("T")
 
 # Some kilobytes each; reading one again takes a tenth of a millisecond.
 _TEXTS_KEPT = 16_384
-_LONGEST_KEPT = 500
 # Entries in all, and compared ones: a search takes half a millisecond, as long as a switch to the thread and back.
 _SEARCHED_AT_ONCE = 20_000
 _COMPARED_AT_ONCE = 2_000
@@ -121,20 +120,12 @@ class Neighbours:
             record.namespace in self._published and len(record.confirmed) >= self._confirmations
         )
 
-    def is_other_tenant(self, record: Record, namespace: str) -> bool:
-        """Whether a tenant that got the same answer confirms a record for the others."""
-        return record.namespace != namespace and record.namespace in self._published
-
-    def confirm(self, entry: str, created: float, namespace: str) -> Record | None:
+    def confirm(self, record: Record, namespace: str) -> Record | None:
         """Notes that another tenant got the same fresh answer; returns the record, None if nothing changed."""
-        record = self.records.get(entry)
-        if (
-            record is None
-            or namespace in (record.namespace, *record.confirmed)
-            or len(record.confirmed) >= self._confirmations
-        ):
+        kept = self.records.get(record.entry)
+        if kept is None or namespace in kept.confirmed or len(kept.confirmed) >= self._confirmations:
             return None
-        return self.records.change(entry, created, confirmed=(*record.confirmed, namespace))
+        return self.records.change(record.entry, record.created, confirmed=(*kept.confirmed, namespace))
 
     async def chosen(self, is_chosen: Callable[[Record], bool]) -> list[Record]:
         """Such records; lookups go on meanwhile."""
@@ -145,10 +136,6 @@ class Neighbours:
             if number % _LOOKED_AT_AT_ONCE == 0:
                 await asyncio.sleep(0)
         return found
-
-    async def purged(self) -> list[Record]:
-        """Those that no longer count."""
-        return await self.chosen(lambda record: not self._counts(record))
 
     async def bound(self, most: int) -> None:
         """Removes what has expired, and the least recently used ones here until `most` are left."""
@@ -167,7 +154,7 @@ class Neighbours:
             self.index.add(record.partition, record.entry, vector, record.expires)
             if record.namespace in self._published:
                 self.index.add(f"{_COMMONS}.{record.context}", _COMMONS + record.entry, vector, record.expires)
-            if _read_short.cache_info().currsize < _TEXTS_KEPT:  # of a million at the start only some fit
+            if _read.cache_info().currsize < _TEXTS_KEPT:  # of a million at the start only some fit
                 _read_ahead(record.text)
 
     def _drop(self, records: Sequence[Record]) -> None:
@@ -185,7 +172,7 @@ class Neighbours:
         return found
 
     async def _run(self, work: Callable[..., T], *arguments: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, functools.partial(work, *arguments))
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
 
 def neighbourhood_of(near: Sequence[Neighbour]) -> Neighbourhood:
@@ -197,28 +184,22 @@ def neighbourhood_of(near: Sequence[Neighbour]) -> Neighbourhood:
     )
 
 
-def compare_texts(text: str, near: Sequence[Neighbour], members: Sequence[int]) -> TextComparison:
-    """How `text` compares with the questions of these neighbours, which have one answer; places are of `members`."""
-    return compare(_read(text), [_read(near[member].record.text) for member in members])
+def compare_texts(text: str, questions: Sequence[str]) -> TextComparison:
+    """How `text` compares with questions that have one answer."""
+    return compare(_read(text), [_read(question) for question in questions])
 
 
 def candidate_of(text: str, near: Sequence[Neighbour], evidence: Evidence) -> Candidate:
     """Compares `text` with the questions that have the answer of `evidence`."""
-    place, veto, features, vetoes = compare_texts(text, near, evidence.members)
+    place, veto, features, vetoes = compare_texts(text, [near[member].record.text for member in evidence.members])
     neighbour = near[evidence.members[place or 0]]
     if not veto:  # its similarity is that of the question that vouches, which need not be the nearest with the answer
-        evidence = evidence.with_texts(features)
-        evidence = evidence._replace(entry=neighbour.record.entry, similarity=neighbour.similarity)
+        evidence = evidence.with_texts(features)._replace(entry=neighbour.record.entry, similarity=neighbour.similarity)
     return Candidate(neighbour, evidence, veto, vetoes)
 
 
-_read_short = functools.lru_cache(maxsize=_TEXTS_KEPT)(Text.of)
-
-
-def _read(text: str) -> Text:
-    return _read_short(text) if len(text) <= _LONGEST_KEPT else Text.of(text)
+_read = functools.lru_cache(maxsize=_TEXTS_KEPT)(Text.of)
 
 
 def _read_ahead(text: str) -> None:
-    if len(text) <= _LONGEST_KEPT:
-        language_of(_read_short(text).written)
+    language_of(_read(text).written)

@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import functools
-import logging
-import math
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -47,8 +45,6 @@ from cache.stores.redis_store import open_redis_store, open_topology
 from telemetry.tracing.opening import open_tracing
 from telemetry.tracing.span import Tracing
 
-log = logging.getLogger(__name__)
-
 Load = Callable[[str, str | None], Encoder]
 
 _SERVICE = "keepgate-semantic-cache"
@@ -66,11 +62,11 @@ _SHARE_FOR_ASKING = 0.8
 class Service:
     """Passes messages to the semantic cache. Until there is one, questions are refused and notes wait."""
 
-    def __init__(self, socket: Path, model: str, deadline: float, tracing: Tracing) -> None:
-        self.socket = socket
-        self._model = model
+    def __init__(self, config: Config, tracing: Tracing) -> None:
+        self.socket = Path(config.socket)
+        self._model = config.model_url or config.model
         self._tracing = tracing
-        self._patience = deadline * _SHARE_FOR_ASKING
+        self._patience = config.deadline * _SHARE_FOR_ASKING
         self._cache: SemanticCache | None = None
         self._describe: Callable[[], Stats | Refused] = lambda: Refused("")
         self._early: deque[Note] = deque(maxlen=_MAX_EARLY)
@@ -119,7 +115,7 @@ async def open_service(config: Config, load: Load) -> AsyncIterator[Service]:
         tracing = await stack.enter_async_context(
             open_tracing(_SERVICE, endpoint=config.traces_endpoint, file=config.traces_file, share=0.0)
         )
-        service = Service(Path(config.socket), config.model_url or config.model, config.deadline, tracing)
+        service = Service(config, tracing)
         await stack.enter_async_context(serving(service.socket, service.handle))
         await asyncio.to_thread(load_words)
         await asyncio.to_thread(load_languages)
@@ -158,21 +154,14 @@ async def _running(config: Config, embedders: Embedders, judging: Embedder, serv
             policy = BudgetPolicy(config.delta, PRIOR_ERROR, chance, config.audit_share)
             what_if = WhatIf(config.delta, PRIOR_ERROR)
         decisions = Decisions(what_if, config.show_questions)
+        counts = functools.partial(_counts, store)
         neighbours = Neighbours(
-            VectorIndex(model.dimensions),
-            _counter(store),
-            config.published,
-            config.confirmations,
-            decisions.forget_texts,
+            VectorIndex(model.dimensions), counts, config.published, config.confirmations, decisions.forget_texts
         )
         stack.push_async_callback(asyncio.to_thread, neighbours.close)
-        labels = Labels(
-            policy,
-            ErrorRates(judge.same_above),
-            f"{config.policy}:{model.fingerprint}",
-            judge_name(config, judging.model.fingerprint),
-        )
-        judge_share = math.inf if config.judge == EMBEDDING else config.judge_share
+        judged_by = judge_name(config, judging.model.fingerprint)
+        labels = Labels(policy, ErrorRates(judge.same_above), f"{config.policy}:{model.fingerprint}", judged_by)
+        judge_share = 1.0 if config.judge == EMBEDDING else config.judge_share
         learner = Learner(patient, neighbours, Answers(store), judge, labels, config.capacity, judge_share, shared)
         cache = SemanticCache(embedder, learner, decisions, shares_purges=store is not None)
         works = [*(watch() for watch in embedders.watches), learner.work(), _maintain(cache, learner, store, config)]
@@ -181,8 +170,8 @@ async def _running(config: Config, embedders: Embedders, judging: Embedder, serv
             sharing = Sharing(shared, learner, patient, cache.report_wrong_answer)
             with contextlib.suppress(StoreUnavailable):  # it is learned later, by follow_purges
                 await store.sync_purges()
-            works += [sharing.follow(), sharing.reembed(), shared.write(), shared.breaker.watch()]
-            works += [store.follow_purges()]
+            works += [sharing.follow(), sharing.reembed(), store.follow_purges()]
+            works += [shared.write(), shared.breaker.watch()]
 
         def describe() -> Stats | Refused:
             if not config.model_url and embedder.seconds_under_way > _STUCK_SECONDS:
@@ -204,10 +193,9 @@ async def _running(config: Config, embedders: Embedders, judging: Embedder, serv
                 await sharing.save()
 
 
-def _counter(store: ExactCache | None) -> Callable[[Record], bool]:
-    if store is None:  # the gateway reports purges
-        return lambda record: True
-    return lambda record: (
+def _counts(store: ExactCache | None, record: Record) -> bool:
+    """Whether a record is from after the last purge; without a store the gateway reports purges."""
+    return store is None or (
         record.generation == store.generation(record.namespace, record.model)
         and record.created >= store.purged_before("semantic")
     )
@@ -221,7 +209,7 @@ async def _maintain(cache: SemanticCache, learner: Learner, store: ExactCache | 
         await learner.neighbours.bound(config.capacity)
         if store is not None and store.purges != purges:
             purges = store.purges
-            await learner.discard(await learner.neighbours.purged())
+            await learner.discard(await learner.neighbours.chosen(lambda record: not _counts(store, record)))
             cache.decisions.forget_texts()
 
 

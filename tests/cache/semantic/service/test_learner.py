@@ -21,7 +21,7 @@ from cache.semantic.judge.error_rates import PRIOR_ERROR, ErrorRates, JudgedPair
 from cache.semantic.judge.judge import Judge
 from cache.semantic.judge.llm_judge import open_llm_judge
 from cache.semantic.judge.repeatability import is_unrepeatable
-from cache.semantic.messages import AnswerStored
+from cache.semantic.messages import AnswerStored, LookupRequest
 from cache.semantic.policy import state as state_module
 from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.label import Label
@@ -32,8 +32,8 @@ from cache.semantic.service import neighbours as neighbours_module
 from cache.semantic.service.answers import Answers
 from cache.semantic.service.labels import Labels
 from cache.semantic.service.learner import Learner
+from cache.semantic.service.lookups import Query
 from cache.semantic.service.neighbours import Neighbours, compare_texts, neighbourhood_of
-from cache.semantic.service.queries import Query
 from cache.semantic.service.records import Record
 from cache.semantic.wording.text import Text
 from tests.cache.semantic.judge.chat_server import ChatServer, chat_server
@@ -81,7 +81,8 @@ class Host:
         vector = await self.embedder.embed(text)
         near = await self.neighbours.near(PARTITION, vector)
         evidence = self.policy.vote(neighbourhood_of(near))
-        return Query("a.key", PARTITION, text, evidence.entry, False, vector, evidence, Decision(False, 1.0))
+        ask = LookupRequest("a.key", PARTITION, text, 1.0, serve=False)
+        return Query(ask, evidence.entry, vector, evidence, Decision(False, 1.0))
 
     def record(self, name: str) -> Record | None:
         return self.neighbours.records.get(f"a.{name}")
@@ -328,7 +329,7 @@ async def test_texts_are_read_when_they_are_learned(embedder: Embedder, monkeypa
         return real(Text, text)  # type: ignore[no-any-return]
 
     # The cache of read texts is inside: nothing public says when a text is read.
-    monkeypatch.setattr(neighbours_module, "_read_short", functools.lru_cache(neighbours_module._TEXTS_KEPT)(noted))
+    monkeypatch.setattr(neighbours_module, "_read", functools.lru_cache(neighbours_module._TEXTS_KEPT)(noted))
     async with _working(embedder, EmbeddingJudge(embedder)) as host:
         await host.record_answer("one", ASKED, ANSWER)
         await until(lambda: host.record("one") is not None)
@@ -339,7 +340,7 @@ async def test_texts_are_read_when_they_are_learned(embedder: Embedder, monkeypa
         await host.neighbours.put_all([(other, await embedder.embed(AGAIN))])
         near = await host.neighbours.near(PARTITION, await embedder.embed(ASKED))
         assert read == [ASKED, AGAIN]
-        assert compare_texts(ASKED, near, range(2)).place == 0
+        assert compare_texts(ASKED, [each.record.text for each in near]).place == 0
         assert read == [ASKED, AGAIN]
 
 
@@ -360,7 +361,7 @@ async def test_a_costly_judge_compares_a_share_and_each_audit(
         assert asked == 2
         assert host.figure("labels_from_miss") == 2
         query = await host.query(AGAIN)
-        audited = dataclasses.replace(query, decision=Decision(True, 0.01, 0.01, True, 0.1), served=True)
+        audited = dataclasses.replace(query, decision=Decision(True, 0.01, 0.01, True, 0.1))
         await host.record_answer("audit", AGAIN, f"{SAME_ANSWER} audited", query=audited)
         await host.learner.idle()
         assert len(server.requests) == asked + 1
