@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -63,9 +62,10 @@ class Decision:
 
     `risk` is the probability that this answer is wrong, after all corrections and in [0, 1]: what `x-keepgate-risk`
     shows. It is None for a policy that knows none. `plain_risk` is the same before the correction by judgements.
-    `audit` says that the upstream is to be asked although the answer is served, and the answers compared;
-    `audit_chance` is the probability with which that was drawn, 0 where nothing is served. `limit` is the highest risk
-    that was served then, None where the policy has none, and `inflation` the correction by judgements.
+    Where nothing is near it is infinite. `audit` says that the upstream is to be asked although the answer is served,
+    and the answers compared; `audit_chance` is the probability with which that was drawn, 0 where nothing is served.
+    `limit` is the highest risk that was served then, None where the policy has none, and `inflation` the correction by
+    judgements.
     """
 
     serve: bool
@@ -84,30 +84,6 @@ def label_of(evidence: Evidence, decision: Decision, same: bool, source: Source)
     return Label(evidence.answer, tuple(evidence.features.tolist()), same, source, decision.plain_risk, chance)
 
 
-class Assessment(NamedTuple):
-    """What a policy would decide now; `reason` is a sentence for an operator."""
-
-    decision: Decision
-    reason: str
-
-
-class RiskClassFigures(msgspec.Struct, frozen=True):
-    """Of neighbours whose predicted risk was above `above` and at most `up_to`: the mean of what was predicted, and the
-    share that was wrong, with an interval that holds with 95 % confidence.
-
-    `labels` are the judgements behind that, `audits` those of them that were of answers that had been served.
-    """
-
-    above: float
-    up_to: float
-    labels: int
-    audits: int
-    predicted: float
-    observed: float
-    low: float
-    high: float
-
-
 class Policy(Protocol):
     """Decides from numbers alone whether a neighbour's answer is served. One task uses it.
 
@@ -118,7 +94,6 @@ class Policy(Protocol):
 
     def vote(self, neighbourhood: Neighbourhood) -> Evidence:
         """Which of the neighbours' answers could be served. Changes nothing."""
-        ...
 
     def decide(self, evidence: Evidence | None, max_risk: float = 1.0, compares: bool = False) -> Decision:
         """Decide one request; each request is decided exactly once.
@@ -127,11 +102,12 @@ class Policy(Protocol):
         the caller allows; a policy that knows no risk serves nothing to one who limits it. Who `compares` will judge
         what is decided here whatever it is, as if each serving were audited.
         """
-        ...
 
-    def assess(self, evidence: Evidence, max_risk: float = 1.0) -> Assessment:
-        """What `decide` would say, where it draws nothing by chance. Changes nothing."""
-        ...
+    def assess(self, evidence: Evidence, max_risk: float = 1.0) -> Decision:
+        """What `decide` would say, without an audit. Changes nothing."""
+
+    def reason(self, evidence: Evidence, assessed: Decision, max_risk: float) -> str:
+        """A sentence for an operator: why that was `assessed`, by `assess`, just now."""
 
     def features(self, evidence: Evidence) -> tuple[RiskFeature, ...]:
         """What makes the risk, the largest part first; nothing where the policy knows no risk. Changes nothing."""
@@ -160,6 +136,9 @@ class Policy(Protocol):
         """What an operator may want to see of it, by name."""
         return {}
 
-    def reliability(self) -> list[RiskClassFigures]:
-        """What was predicted and what judgements have shown, by classes of risk; empty where no budget is kept."""
+    def reliability(self) -> list[dict[str, float]]:
+        """What was predicted and what judgements have shown, by classes of risk; empty where no budget is kept.
+
+        See `Reliability.figures`.
+        """
         return []

@@ -137,10 +137,10 @@ class SemanticCache:
         policy = self._policy(ask)
         evidence = candidate.evidence if candidate is not None and not candidate.veto else None
         # What a veto forbids is only counted, and named, where it would be served without.
-        unvetoed = policy.assess(candidate.evidence, max_risk).decision if candidate and candidate.veto else None
+        unvetoed = policy.assess(candidate.evidence, max_risk) if candidate and candidate.veto else None
         decision = policy.decide(evidence, max_risk, compares=not ask.serve)
         stored = candidate and self._stored(policy, candidate, unvetoed or decision)
-        watched = self.decisions.decided(ask, max_risk, decision, unwanted, stored)
+        watched = self.decisions.add(ask, decision, unwanted, stored)
         query = Query(
             key=ask.key,
             partition=ask.partition,
@@ -196,7 +196,8 @@ class SemanticCache:
         if not near:
             return Explanation("", "", None, "nothing was asked in the same context: system prompt, tools, parameters")
         candidate, policy = await self._candidate(ask.text, near, is_urgent=False), self._policy(ask)
-        decision, reason = policy.assess(candidate.evidence, ask.max_risk)
+        decision = policy.assess(candidate.evidence, ask.max_risk)
+        reason = policy.reason(candidate.evidence, decision, ask.max_risk)
         if candidate.veto:
             reason = f"the veto {candidate.veto!r} forbids the answer; without it: {reason}"
         vetoes = dict(zip(candidate.evidence.members, candidate.vetoes, strict=True))
