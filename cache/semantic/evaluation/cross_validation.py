@@ -10,8 +10,8 @@ import numpy.typing as npt
 from cache.semantic.policy.budget import DEVIATIONS, WARM_LABELS
 from cache.semantic.policy.evidence import evidence_of
 from cache.semantic.policy.ledger import max_risk
-from cache.semantic.policy.policy import FeatureVector, Neighbourhood
-from cache.semantic.policy.posterior import JudgeError, Posterior
+from cache.semantic.policy.policy import FeatureVector, JudgeError, Neighbourhood
+from cache.semantic.policy.posterior import Posterior
 from cache.semantic.wording.comparison import TextComparison
 
 FOLDS = 5

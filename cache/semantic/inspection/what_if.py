@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from cache.semantic.messages import Step, WhatIfAccount, WhatIfPoint
 from cache.semantic.policy.bound import Tally
 from cache.semantic.policy.ledger import Ledger
-from cache.semantic.policy.policy import Decision
-from cache.semantic.policy.posterior import JudgeError
+from cache.semantic.policy.policy import Decision, JudgeError
 
 DELTAS = (0.005, 0.01, 0.02)
 """Counted in each process, beside the policy's own."""

@@ -9,9 +9,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import astuple
 
-from cache.semantic.policy.label import Label
-from cache.semantic.policy.policy import Decision
-from cache.semantic.policy.posterior import JudgeError
+from cache.semantic.policy.policy import Decision, JudgeError, Label
 
 CONFIDENCE = 0.95
 WINDOW = 10_000

@@ -11,10 +11,9 @@ from cache.semantic.policy.audits import AuditLoad
 from cache.semantic.policy.bound import Tallies
 from cache.semantic.policy.calibration import Calibration, Reliability, WrongAnswerRisk
 from cache.semantic.policy.evidence import FEATURE_NAMES, evidence_of
-from cache.semantic.policy.label import Label
-from cache.semantic.policy.ledger import Ledger, max_risk
-from cache.semantic.policy.policy import Decision, Evidence, Neighbourhood, Policy, Refusal
-from cache.semantic.policy.posterior import JudgeError, Posterior
+from cache.semantic.policy.ledger import Ledger
+from cache.semantic.policy.policy import Decision, Evidence, JudgeError, Label, Neighbourhood, Policy, Refusal
+from cache.semantic.policy.posterior import Posterior
 from cache.semantic.policy.state import freeze, thaw
 
 WARM_LABELS = 60
@@ -85,8 +84,8 @@ class BudgetPolicy(Policy):
         decision = self._within_limits(plain_risk, inflation, max_risk)
         if decision.serve:
             self._ledger.spend(inflation * plain_risk, plain_risk)
-            chance = 1.0 if compares else self._load.chance_of(plain_risk)
-            decision = replace(decision, audit=compares or self._load.draw(chance), audit_chance=chance)
+            audit, chance = (True, 1.0) if compares else self._load.draw(plain_risk)
+            decision = replace(decision, audit=audit, audit_chance=chance)
         self.tallies.count_request(decision)
         return decision
 
@@ -108,10 +107,10 @@ class BudgetPolicy(Policy):
         return tuple(sorted(found, key=lambda feature: -abs(feature.log_odds)))
 
     def learn(self, label: Label) -> None:
-        judge = self._usual_judge if label.judge is None else JudgeError(*label.judge)
+        judge = label.judge or self._usual_judge
         weight = label.chance if label.source == "user" else 1.0
         self.learned.posterior.learn(label.features, label.same, judge, weight)
-        self.learned.calibration.count(label, judge.recall, self.delta, max_risk(self.delta))
+        self.learned.calibration.count(label, judge.recall, self.delta)
         self.learned.reliability.count(label)
         if label.same or label.source != "miss":
             sure = label.judge is None or label.source == "user"
@@ -120,7 +119,7 @@ class BudgetPolicy(Policy):
 
     def settle(self, label: Label) -> None:
         if label.judge is not None and label.source == "audit":
-            self._judge = self._judge.toward(JudgeError(*label.judge), _NEWEST_ERROR)
+            self._judge = self._judge.toward(label.judge, _NEWEST_ERROR)
         self.tallies.count_label(label)
         if label.source == "user" and not label.same:
             self._ledger.complain()

@@ -10,8 +10,8 @@ from typing import Annotated
 import msgspec
 
 from cache.semantic.policy.bound import gamma_quantile
-from cache.semantic.policy.label import Label
-from cache.semantic.policy.posterior import JudgeError
+from cache.semantic.policy.ledger import max_risk
+from cache.semantic.policy.policy import JudgeError, Label
 
 MAX_PENALTIES = 4096
 BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -56,14 +56,14 @@ class Calibration(msgspec.Struct, array_like=True):
         """Times as many wrong answers as the posterior says, 0.25 at least."""
         return max(_LEAST, gamma_quantile(self.wrong) / self.expected)
 
-    def count(self, label: Label, recall: float, above: float, up_to: float) -> None:
+    def count(self, label: Label, recall: float, delta: float) -> None:
         """Count a judgement, before the posterior learns from it.
 
-        `recall` is the judge's. Misses with a risk between `above` and `up_to` are counted.
+        `recall` is the judge's. Misses with a risk between `delta` and the highest that is served are counted.
         """
         if label.source == "audit":
             weight = 1.0
-        elif label.source == "miss" and above < label.risk <= up_to:
+        elif label.source == "miss" and delta < label.risk <= max_risk(delta):
             weight = _MISS_WEIGHT
         else:
             return

@@ -20,8 +20,7 @@ from cache.semantic.judge.error_rates import JudgedPair
 from cache.semantic.judge.judge import Judge
 from cache.semantic.judge.repeatability import MAX_DISAGREEMENT, disagreement_of, is_repeatable
 from cache.semantic.messages import AnswerStored
-from cache.semantic.policy.label import Label
-from cache.semantic.policy.policy import COMPARED_ANSWERS, LEAST_COMPARED
+from cache.semantic.policy.policy import COMPARED_ANSWERS, LEAST_COMPARED, Label
 from cache.semantic.policy.posterior import sigmoid
 from cache.semantic.service.answers import Answers, KnownAnswer, plain_answer
 from cache.semantic.service.labels import Labels
@@ -359,7 +358,7 @@ class Learner:
             label = query.label(same, "audit" if query.is_audit else "miss")
             if label is not None:
                 error = self.labels.errors.error(fresh.model, fresh.answers)
-                self.add_label(msgspec.structs.replace(label, judge=(error.recall, error.false_same)))
+                self.add_label(msgspec.structs.replace(label, judge=error))
         equal = [kept for kept in map(self.neighbours.records.get, verdicts) if kept and verdicts[kept.entry]]
         for record in equal:
             is_other_tenant = self.neighbours.is_other_tenant(record, fresh.namespace)

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.semantic.inspection.decisions import WatchedDecision
-from cache.semantic.policy.label import Label, Source
-from cache.semantic.policy.policy import Decision, Evidence, label_of
+from cache.semantic.policy.policy import Decision, Evidence, Label, Source, label_of
 
 _MOST = 4096
 REGENERATE_SECONDS = 10.0

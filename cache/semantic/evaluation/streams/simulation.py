@@ -14,11 +14,11 @@ from cache.semantic.policy.policy import (
     LEAST_COMPARED,
     NEIGHBOURS,
     Evidence,
+    JudgeError,
     Neighbourhood,
     Policy,
     label_of,
 )
-from cache.semantic.policy.posterior import JudgeError
 from cache.semantic.wording.comparison import compare
 from cache.semantic.wording.text import Text
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from cache.semantic.inspection.what_if import DELTAS, HOUR, KEPT, MINUTE, WhatIf
 from cache.semantic.messages import WhatIfAccount, WhatIfPoint
-from cache.semantic.policy.policy import Decision, label_of
-from cache.semantic.policy.posterior import JudgeError
+from cache.semantic.policy.policy import Decision, JudgeError, label_of
 from tests.cache.semantic.policy.streams import Stream, near
 
 SURE = JudgeError()

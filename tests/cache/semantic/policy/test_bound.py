@@ -6,9 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.semantic.policy.bound import CONFIDENCE, WINDOW, Tallies, Tally, WrongShare
-from cache.semantic.policy.label import Label
-from cache.semantic.policy.policy import Decision
-from cache.semantic.policy.posterior import JudgeError
+from cache.semantic.policy.policy import Decision, JudgeError, Label
 from tests.cache.semantic.policy.streams import dice
 
 SURE = JudgeError()

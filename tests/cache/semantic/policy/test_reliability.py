@@ -7,8 +7,7 @@ import pytest
 from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.calibration import BOUNDS, Reliability
 from cache.semantic.policy.evidence import FEATURES
-from cache.semantic.policy.label import Label, Source
-from cache.semantic.policy.posterior import JudgeError
+from cache.semantic.policy.policy import JudgeError, Label, Source
 from cache.semantic.policy.state import UnusableState, freeze
 from tests.cache.semantic.policy.streams import Stream, dice
 
