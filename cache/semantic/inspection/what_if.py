@@ -9,7 +9,7 @@ themselves; those that were served are judged by audits, each of which stands fo
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from cache.semantic.messages import Step, WhatIfAccount, WhatIfPoint
 from cache.semantic.policy.bound import Tally
@@ -31,35 +31,36 @@ class CountedRequest:
     """A request as every delta counts it, at `time` in Unix seconds.
 
     `decision` is the policy's, and says that an answer which was not served is audited: each such one is judged.
-    `same` is the judgement, None before it is known. `hits` are the accounts that would have served it.
+    `same` is the judgement, None before it is known. `hits` are, by delta that would have served it, the tallies that
+    it is counted in.
     """
 
     decision: Decision
     max_risk: float
     time: float
     same: bool | None = None
-    hits: "tuple[Account, ...]" = ()
+    hits: dict[float, list[Tally]] = field(default_factory=dict)
 
     def judge(self, same: bool) -> None:
         """Count the judgement of its answer. One that nobody has drawn counts nowhere: it is no sample."""
         if self.same is None and self.decision.audit:
             self.same = same
-            for account in self.hits:
-                account.count_audit(self, same)
+            for tallies in self.hits.values():
+                for tally in tallies:
+                    tally.count_audit(same, self.decision.audit_chance)
 
 
 class Account:
     """The hits of one delta: since its first request, at `since`, and by number since 1970 of each minute and hour."""
 
     def __init__(self, delta: float) -> None:
-        self.delta = delta
         self.since: float | None = None
         self.all = Tally()
         self.steps: dict[Step, dict[int, Tally]] = {step: {} for step in _STEPS_KEPT}
         self._ledger = Ledger(delta)
 
-    def count_request(self, request: CountedRequest) -> bool:
-        """Whether the request would have been a hit; each one is counted once."""
+    def count_request(self, request: CountedRequest) -> list[Tally]:
+        """Count a request, once, and return the tallies with it if it would have been a hit, else none."""
         decision = request.decision
         self.since = request.time if self.since is None else self.since
         self._ledger.request(decision.plain_risk, decision.inflation)
@@ -67,23 +68,15 @@ class Account:
         is_hit = decision.refusal != "warm-up" and risk <= min(self._ledger.limit, request.max_risk)
         if is_hit:
             self._ledger.spend(risk, decision.plain_risk)
+        tallies = [self.all]
         for step, steps in self.steps.items():
-            steps.setdefault(int(request.time) // step, Tally())
+            tallies.append(steps.setdefault(int(request.time) // step, Tally()))
             if len(steps) > _STEPS_KEPT[step]:
                 del steps[next(iter(steps))]
         counted = decision if decision.serve == is_hit else replace(decision, serve=is_hit)
-        for tally in self._tallies_of(request):
+        for tally in tallies:
             tally.count_request(counted)
-        return is_hit
-
-    def count_audit(self, request: CountedRequest, same: bool) -> None:
-        """Count the judgement of a hit, in the time of the request."""
-        for tally in self._tallies_of(request):
-            tally.count_audit(same, request.decision.audit_chance)
-
-    def _tallies_of(self, request: CountedRequest) -> list[Tally]:
-        of_steps = (steps.get(int(request.time) // step) for step, steps in self.steps.items())
-        return [self.all, *(tally for tally in of_steps if tally is not None)]
+        return tallies if is_hit else []
 
 
 class WhatIf:
@@ -105,7 +98,9 @@ class WhatIf:
         if not was_served:
             decision = replace(decision, audit=True, audit_chance=1.0)
         request = CountedRequest(decision, max_risk, time)
-        request.hits = tuple(account for account in self._accounts.values() if account.count_request(request))
+        for delta, account in self._accounts.items():
+            if tallies := account.count_request(request):
+                request.hits[delta] = tallies
         self._kept.append(request)
         return request
 
@@ -136,8 +131,9 @@ class WhatIf:
     async def _recounted(self, delta: float) -> Account:
         account = Account(delta)
         for number, request in enumerate(list(self._kept)):
-            if account.count_request(request) and request.same is not None:
-                account.count_audit(request, request.same)
+            for tally in account.count_request(request):
+                if request.same is not None:
+                    tally.count_audit(request.same, request.decision.audit_chance)
             if number % _AT_ONCE == 0:
                 await asyncio.sleep(0)
         return account

@@ -32,8 +32,8 @@ class WatchedStream(Stream):
         decision = self.policy.decide(evidence, compares=self.observe)
         was_served = decision.serve and not self.observe
         request = self.what_if.count_request(decision, 1.0, was_served, float(self.requests))
-        for account in request.hits:
-            self.truth[account.delta] += not right
+        for each in request.hits:
+            self.truth[each] += not right
         self.requests += 1
         self.hits += decision.serve
         self.wrong += decision.serve and not right
@@ -165,9 +165,9 @@ def test_shares_are_shares_whatever_comes(requests: list[tuple[float, float, boo
         request.judge(same)
         request.judge(not same)
         assert request.same is same
-        for account in request.hits:
-            share = account.all.wrong_share(SURE)
-            assert 0 <= share.estimate <= share.upper <= account.all.hits / account.all.requests + 1e-12
+        for tally in (tally for tallies in request.hits.values() for tally in tallies):
+            share = tally.wrong_share(SURE)
+            assert 0 <= share.estimate <= share.upper <= tally.hits / tally.requests + 1e-12
 
 
 def test_a_request_without_neighbours_is_infinitely_risky() -> None:
