@@ -26,8 +26,10 @@ _LEAST = 0.25
 # A miss is no hit, however near its risk was to what is served: it counts so much of an audit.
 _MISS_WEIGHT = 0.4
 
+# A smaller penalty is none.
 _NEGLIGIBLE = 0.3
 
+# Labels in a class of risk.
 _HALVED_AT = 4096
 _QUANTILE = NormalDist().inv_cdf(0.975)  # for an interval of 95 %
 

@@ -29,7 +29,7 @@ class Ledger:
     """Sets one limit of risk for all requests, which is the best use of a budget of wrong answers.
 
     It is set so that the risks below it, over the last HORIZON requests and whatever was served of them, add up to
-    the budget and half of what is left over from before; and it is `max_risk` at most:
+    the budget and half of what is left over from before, but no higher than `max_risk`:
 
         risk     .001 .002 .004 | .03 .2 .9
         running  .001 .003 .007 | .037          budget .01: served are the first three
@@ -42,7 +42,6 @@ class Ledger:
 
     def __init__(self, delta: float) -> None:
         self._delta = delta
-        self._max_risk = max_risk(delta)
         self._risks: deque[float] = deque(maxlen=HORIZON)
         self._balance = 0.0
         self._requests = 0
@@ -81,4 +80,4 @@ class Ledger:
         budget = self._delta * len(risks)
         allowed = budget + _PATIENCE * max(-budget, min(self._balance, budget / 2))
         within = int(np.searchsorted(np.cumsum(safest), allowed))
-        self.limit = min(self._max_risk, float(safest[within - 1])) if within else 0.0
+        self.limit = min(max_risk(self._delta), float(safest[within - 1])) if within else 0.0
