@@ -112,7 +112,8 @@ class WhatIf:
         told = []
         for delta in deltas or self._accounts:
             account = self._accounts.get(delta) or await self._recounted(delta)
-            counted, (wrong, wrong_upper) = account.all, account.all.wrong_share(self._judge)
+            counted = account.all
+            wrong, wrong_upper = counted.wrong_share(self._judge)
             told.append(
                 WhatIfAccount(
                     delta=delta,

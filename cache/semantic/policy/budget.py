@@ -92,12 +92,12 @@ class BudgetPolicy(Policy):
     def assess(self, evidence: Evidence, max_risk: float = 1.0) -> Decision:
         return self._within_limits(self._plain_risk(evidence), self.inflation, max_risk)
 
-    def reason(self, evidence: Evidence, assessed: Decision, max_risk: float) -> str:
-        if assessed.refusal == "warm-up":
+    def reason(self, evidence: Evidence, decision: Decision, max_risk: float) -> str:
+        if decision.refusal == "warm-up":
             labels = self.learned.posterior.labels
             return f"it has learned from {labels} of the {WARM_LABELS} answers that it needs"
-        place = "within" if assessed.serve else "above"
-        return f"the risk {assessed.risk:.4f} is {place} the limit {min(self._ledger.limit, max_risk):.4f}"
+        place = "within" if decision.serve else "above"
+        return f"the risk {decision.risk:.4f} is {place} the limit {min(self._ledger.limit, max_risk):.4f}"
 
     def features(self, evidence: Evidence) -> tuple[RiskFeature, ...]:
         posterior = self.learned.posterior

@@ -105,10 +105,8 @@ class JudgeError(msgspec.Struct, frozen=True, array_like=True):
 
     def toward(self, other: "JudgeError", share: float) -> "JudgeError":
         """The mean of both, with the share of `other`."""
-        return JudgeError(
-            (1.0 - share) * self.recall + share * other.recall,
-            (1.0 - share) * self.false_same + share * other.false_same,
-        )
+        kept = 1.0 - share
+        return JudgeError(kept * self.recall + share * other.recall, kept * self.false_same + share * other.false_same)
 
     def really_wrong(self, risk: float) -> float:
         """How often an answer is wrong that is called different, and was wrong with the probability `risk` before."""
@@ -185,8 +183,8 @@ class Policy(Protocol):
     def assess(self, evidence: Evidence, max_risk: float = 1.0) -> Decision:
         """What `decide` would say, without an audit. Changes nothing."""
 
-    def reason(self, evidence: Evidence, assessed: Decision, max_risk: float) -> str:
-        """A sentence for an operator: why that was `assessed`, by `assess`, just now."""
+    def reason(self, evidence: Evidence, decision: Decision, max_risk: float) -> str:
+        """A sentence for an operator that says why `assess` has just returned this decision."""
 
     def features(self, evidence: Evidence) -> tuple[RiskFeature, ...]:
         """What makes the risk, the largest part first; nothing where the policy knows no risk. Changes nothing."""

@@ -31,10 +31,10 @@ class ThresholdPolicy(Policy):
     def assess(self, evidence: Evidence, max_risk: float = 1.0) -> Decision:
         return self.decide(evidence, max_risk)
 
-    def reason(self, evidence: Evidence, assessed: Decision, max_risk: float) -> str:
+    def reason(self, evidence: Evidence, decision: Decision, max_risk: float) -> str:
         if max_risk < 1.0:
             return "a fixed threshold knows no risk, which the request limits"
-        place = "at or above" if assessed.serve else "below"
+        place = "at or above" if decision.serve else "below"
         return f"the similarity {evidence.similarity:.4f} is {place} {self._threshold:g}"
 
     def figures(self) -> dict[str, float]:
