@@ -30,7 +30,7 @@ from cache.semantic.judge.embedding_judge import EmbeddingJudge
 from cache.semantic.judge.error_rates import ErrorRates
 from cache.semantic.messages import LookupRequest
 from cache.semantic.policy.budget import BudgetPolicy
-from cache.semantic.policy.posterior import JudgeError
+from cache.semantic.policy.policy import JudgeError
 from cache.semantic.service.answers import Answers
 from cache.semantic.service.labels import Labels
 from cache.semantic.service.learner import Learner

@@ -27,7 +27,7 @@ from cache.semantic.evaluation.streams.simulation import (
     steps_by_policy,
 )
 from cache.semantic.policy.budget import AUDIT_SHARE, BudgetPolicy
-from cache.semantic.policy.posterior import JudgeError
+from cache.semantic.policy.policy import JudgeError
 from cache.semantic.wording.comparison import VETOES
 
 _DELTAS = (0.02, 0.01, 0.005)

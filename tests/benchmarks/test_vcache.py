@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.semantic.vcache import VCache, serve_by_vcache
 from cache.semantic.evaluation.streams.simulation import Questions, SimulatedJudge, Stream
-from cache.semantic.policy.posterior import JudgeError
+from cache.semantic.policy.policy import JudgeError
 
 
 def dice(seed: int) -> random.Random:

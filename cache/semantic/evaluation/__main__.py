@@ -59,7 +59,7 @@ def main() -> int:
     from cache.semantic.embedding.load import load_encoder
     from cache.semantic.evaluation.pairs import format_pairs_report, report_on_pairs
     from cache.semantic.evaluation.streams.report import format_stream_report, report_on_stream
-    from cache.semantic.policy.posterior import JudgeError
+    from cache.semantic.policy.policy import JudgeError
 
     try:
         encoder = load_encoder(parsed.model, models_folder())

@@ -7,10 +7,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cache.semantic.policy.budget import DEVIATIONS, WARM_LABELS, max_risk
+from cache.semantic.policy.budget import DEVIATIONS, WARM_LABELS
 from cache.semantic.policy.evidence import evidence_of
-from cache.semantic.policy.policy import FeatureVector, Neighbourhood
-from cache.semantic.policy.posterior import JudgeError, Posterior
+from cache.semantic.policy.ledger import max_risk
+from cache.semantic.policy.policy import FeatureVector, JudgeError, Neighbourhood
+from cache.semantic.policy.posterior import Posterior
 from cache.semantic.wording.comparison import TextComparison
 
 FOLDS = 5

@@ -8,17 +8,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from cache.entries.key import namespace_of
-from cache.semantic.inspection.what_if import DecidedRequest, WhatIf
-from cache.semantic.messages import (
-    DecisionsReply,
-    DecisionsRequest,
-    LookupRequest,
-    Outcome,
-    RiskFeature,
-    SemanticDecision,
-    WhatIfReply,
-    WhatIfRequest,
-)
+from cache.semantic import messages
+from cache.semantic.inspection.what_if import CountedRequest, WhatIf
 from cache.semantic.policy.policy import Decision
 
 KEPT = 500
@@ -38,19 +29,19 @@ class StoredQuestion(NamedTuple):
     similarity: float
     veto: str
     unvetoed: Decision
-    features: tuple[RiskFeature, ...]
+    features: tuple[messages.RiskFeature, ...]
 
 
 @dataclass(slots=True, eq=False)
 class WatchedDecision:
-    """A decision that waits for its judgement; `shown` is None where no question was near."""
+    """A decision near a stored question, as it is `shown`, that waits for its judgement."""
 
-    shown: SemanticDecision | None
-    request: DecidedRequest | None
+    shown: messages.SemanticDecision
+    request: CountedRequest | None
 
     def judged(self, verdicts: Mapping[str, bool | None]) -> None:
         """The judge's verdicts on the fresh answer, None where it was unsure, by the entry that it is compared with."""
-        if self.shown is None or self.shown.entry not in verdicts:
+        if self.shown.entry not in verdicts:
             return
         same = verdicts[self.shown.entry]
         if self.request is not None and same is not None:
@@ -60,7 +51,7 @@ class WatchedDecision:
 
     def complained(self) -> None:
         """The user has rejected the answer that was served."""
-        if self.shown is not None and self.shown.verdict is None:
+        if self.shown.verdict is None:
             self.shown.verdict, self.shown.source = "different", "user"
 
 
@@ -75,47 +66,49 @@ class Decisions:
     def __init__(self, what_if: WhatIf | None, shows_questions: bool) -> None:
         self._what_if = what_if
         self._shows_questions = shows_questions
-        self._shown: deque[SemanticDecision] = deque(maxlen=KEPT)
+        self._shown: deque[messages.SemanticDecision] = deque(maxlen=KEPT)
         self._last = 0
 
-    def decided(
-        self, ask: LookupRequest, max_risk: float, decision: Decision, unwanted: str, stored: StoredQuestion | None
-    ) -> WatchedDecision:
-        """Note a decision. `max_risk` is that with which it was made, 0 for a client that wants nothing: `unwanted` is
-        why.
+    def add(
+        self, ask: messages.LookupRequest, decision: Decision, unwanted: str, stored: StoredQuestion | None
+    ) -> WatchedDecision | None:
+        """Keep a decision, and return it where a question was near. `unwanted` is why the client wants no answer
+        whatever the risk, "" where it wants one.
         """
-        now, request, shown = time.time(), None, None
+        now, request = time.time(), None
         if self._what_if is not None and not ask.threshold:
-            request = self._what_if.decided(decision, max_risk, decision.serve and ask.serve, now)
-        if stored is not None:
-            outcome: Outcome = "vetoed" if stored.unvetoed.serve else "refused"
-            if decision.serve:
-                outcome = "served" if ask.serve else "observed"
-            self._last += 1
-            shown = SemanticDecision(
-                id=self._last,
-                time=now,
-                key=ask.key,
-                namespace=namespace_of(ask.key),
-                entry=stored.entry,
-                model=stored.model,
-                similarity=stored.similarity,
-                veto=stored.veto,
-                features=stored.features,
-                risk=stored.unvetoed.risk,
-                limit=stored.unvetoed.limit,
-                max_risk=ask.max_risk,
-                threshold=ask.threshold or None,
-                outcome=outcome,
-                reason=stored.veto if outcome == "vetoed" else unwanted or stored.unvetoed.refusal,
-                audit=decision.audit and ask.serve,
-                question=ask.text if self._shows_questions else None,
-                stored_question=stored.text if self._shows_questions else None,
-            )
-            self._shown.append(shown)
+            max_risk = 0.0 if unwanted else ask.max_risk
+            request = self._what_if.count_request(decision, max_risk, decision.serve and ask.serve, now)
+        if stored is None:
+            return None
+        outcome: messages.Outcome = "vetoed" if stored.unvetoed.serve else "refused"
+        if decision.serve:
+            outcome = "served" if ask.serve else "observed"
+        self._last += 1
+        shown = messages.SemanticDecision(
+            id=self._last,
+            time=now,
+            key=ask.key,
+            namespace=namespace_of(ask.key),
+            entry=stored.entry,
+            model=stored.model,
+            similarity=stored.similarity,
+            veto=stored.veto,
+            features=stored.features,
+            risk=stored.unvetoed.risk,
+            limit=stored.unvetoed.limit,
+            max_risk=ask.max_risk,
+            threshold=ask.threshold or None,
+            outcome=outcome,
+            reason=stored.veto if outcome == "vetoed" else unwanted or stored.unvetoed.refusal,
+            audit=decision.audit and ask.serve,
+            question=ask.text if self._shows_questions else None,
+            stored_question=stored.text if self._shows_questions else None,
+        )
+        self._shown.append(shown)
         return WatchedDecision(shown, request)
 
-    def page(self, wanted: DecisionsRequest) -> DecisionsReply:
+    def page(self, wanted: messages.DecisionsRequest) -> messages.DecisionsReply:
         """The newest first."""
         fields = ("outcome", "verdict", "namespace", "model")
         found = (
@@ -125,7 +118,7 @@ class Decisions:
             and all(getattr(wanted, field) in ("", getattr(shown, field)) for field in fields)
         )
         page = tuple(islice(found, wanted.limit))
-        return DecisionsReply(page, page[-1].id if next(found, None) else 0)
+        return messages.DecisionsReply(page, page[-1].id if next(found, None) else 0)
 
     def forget_texts(self, entries: Collection[str] | None = None) -> None:
         """Drop both texts where one is the question of an entry that is kept no more; all of them after a purge, for a
@@ -135,9 +128,9 @@ class Decisions:
             if entries is None or shown.entry in entries or shown.key in entries:
                 shown.question = shown.stored_question = None
 
-    async def what_if(self, wanted: WhatIfRequest) -> WhatIfReply:
+    async def what_if(self, wanted: messages.WhatIfRequest) -> messages.WhatIfReply:
         if self._what_if is None:
-            return WhatIfReply(None, ())
+            return messages.WhatIfReply(None, ())
         last = int(time.time()) // wanted.step
         accounts = await self._what_if.accounts(wanted.deltas, wanted.step, last, wanted.steps)
-        return WhatIfReply(self._what_if.delta, accounts)
+        return messages.WhatIfReply(self._what_if.delta, accounts)

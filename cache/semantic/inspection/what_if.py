@@ -7,18 +7,14 @@ themselves; those that were served are judged by audits, each of which stands fo
 """
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from cache.semantic.messages import Step, WhatIfAccount, WhatIfPoint
 from cache.semantic.policy.bound import Tally
-from cache.semantic.policy.budget import max_risk
-from cache.semantic.policy.label import Label
 from cache.semantic.policy.ledger import Ledger
-from cache.semantic.policy.policy import Decision
-from cache.semantic.policy.posterior import JudgeError
+from cache.semantic.policy.policy import Decision, JudgeError
 
 DELTAS = (0.005, 0.01, 0.02)
 """Counted in each process, beside the policy's own."""
@@ -28,85 +24,59 @@ MINUTE: Step = 60
 HOUR: Step = 3600
 _STEPS_KEPT: dict[Step, int] = {MINUTE: 180, HOUR: 744}
 _AT_ONCE = 20
-_MISS = Decision(False, 1.0)
 
 
 @dataclass(slots=True, eq=False)
-class DecidedRequest:
+class CountedRequest:
     """A request as every delta counts it, at `time` in Unix seconds.
 
-    `was_served` says whether its answer was, and `same` is its judgement, None before it is known. `hits` are the
-    accounts that would have served it.
+    `decision` is the policy's, and says that an answer which was not served is audited: each such one is judged.
+    `same` is the judgement, None before it is known. `hits` are, by delta that would have served it, the tallies that
+    it is counted in.
     """
 
     decision: Decision
     max_risk: float
-    was_served: bool
     time: float
     same: bool | None = None
-    hits: "tuple[Account, ...]" = ()
-
-    @property
-    def chance(self) -> float:
-        """The probability with which its answer is judged; each one that was not served is."""
-        return self.decision.audit_chance if self.was_served else 1.0
-
-    @property
-    def is_drawn(self) -> bool:
-        """Whether it is judged."""
-        return self.decision.audit or not self.was_served
-
-    @property
-    def plain_risk(self) -> float:
-        """Infinite where nothing could be served."""
-        return math.inf if self.decision.refusal == "none near" else self.decision.plain_risk
+    hits: dict[float, list[Tally]] = field(default_factory=dict)
 
     def judge(self, same: bool) -> None:
         """Count the judgement of its answer. One that nobody has drawn counts nowhere: it is no sample."""
-        if self.same is None and self.is_drawn:
+        if self.same is None and self.decision.audit:
             self.same = same
-            for account in self.hits:
-                account.judge(self)
+            for tallies in self.hits.values():
+                for tally in tallies:
+                    tally.count_audit(same, self.decision.audit_chance)
 
 
 class Account:
     """The hits of one delta: since its first request, at `since`, and by number since 1970 of each minute and hour."""
 
     def __init__(self, delta: float) -> None:
-        self.delta = delta
         self.since: float | None = None
         self.all = Tally()
         self.steps: dict[Step, dict[int, Tally]] = {step: {} for step in _STEPS_KEPT}
         self._ledger = Ledger(delta)
-        self._max_risk = max_risk(delta)
 
-    def decide(self, request: DecidedRequest) -> bool:
-        """Whether the request would have been a hit; each one is decided once."""
-        decision, plain = request.decision, request.plain_risk
+    def count_request(self, request: CountedRequest) -> list[Tally]:
+        """Count a request, once, and return the tallies with it if it would have been a hit, else none."""
+        decision = request.decision
         self.since = request.time if self.since is None else self.since
-        self._ledger.request(plain, decision.inflation)
-        risk = min(1.0, decision.inflation * plain)
-        is_hit = decision.refusal != "warm-up" and risk <= min(self._ledger.limit, self._max_risk, request.max_risk)
+        self._ledger.request(decision.plain_risk, decision.inflation)
+        risk = min(1.0, decision.inflation * decision.plain_risk)
+        is_hit = decision.refusal != "warm-up" and risk <= min(self._ledger.limit, request.max_risk)
         if is_hit:
-            self._ledger.spend(risk, plain)
+            self._ledger.spend(risk, decision.plain_risk)
+        tallies = [self.all]
         for step, steps in self.steps.items():
-            steps.setdefault(int(request.time) // step, Tally())
+            tallies.append(steps.setdefault(int(request.time) // step, Tally()))
             if len(steps) > _STEPS_KEPT[step]:
                 del steps[next(iter(steps))]
-        counted = Decision(True, None, audit=request.is_drawn, audit_chance=request.chance) if is_hit else _MISS
-        for tally in self._tallies_of(request):
-            tally.decided(counted)
-        return is_hit
-
-    def judge(self, request: DecidedRequest) -> None:
-        """Count the judgement of a hit, in the time of the request."""
-        label = Label("", (), bool(request.same), "audit", chance=request.chance)
-        for tally in self._tallies_of(request):
-            tally.judged(label)
-
-    def _tallies_of(self, request: DecidedRequest) -> list[Tally]:
-        of_steps = (steps.get(int(request.time) // step) for step, steps in self.steps.items())
-        return [self.all, *(tally for tally in of_steps if tally is not None)]
+        counted = decision if decision.serve == is_hit else replace(decision, serve=is_hit)
+        for tally in tallies:
+            tally.count_request(counted)
+        return tallies if is_hit else []
 
 
 class WhatIf:
@@ -121,12 +91,16 @@ class WhatIf:
         self.delta = delta
         self._judge = judge
         self._accounts = {each: Account(each) for each in sorted({*DELTAS, delta})}
-        self._kept: deque[DecidedRequest] = deque(maxlen=KEPT)
+        self._kept: deque[CountedRequest] = deque(maxlen=KEPT)
 
-    def decided(self, decision: Decision, max_risk: float, was_served: bool, time: float) -> DecidedRequest:
+    def count_request(self, decision: Decision, max_risk: float, was_served: bool, time: float) -> CountedRequest:
         """Count a request that the policy has decided."""
-        request = DecidedRequest(decision, max_risk, was_served, time)
-        request.hits = tuple(account for account in self._accounts.values() if account.decide(request))
+        if not was_served:
+            decision = replace(decision, audit=True, audit_chance=1.0)
+        request = CountedRequest(decision, max_risk, time)
+        for delta, account in self._accounts.items():
+            if tallies := account.count_request(request):
+                request.hits[delta] = tallies
         self._kept.append(request)
         return request
 
@@ -138,7 +112,8 @@ class WhatIf:
         told = []
         for delta in deltas or self._accounts:
             account = self._accounts.get(delta) or await self._recounted(delta)
-            counted, wrong = account.all, account.all.wrong_share(self._judge)
+            counted = account.all
+            wrong, wrong_upper = counted.wrong_share(self._judge)
             told.append(
                 WhatIfAccount(
                     delta=delta,
@@ -147,8 +122,8 @@ class WhatIf:
                     hits=counted.hits,
                     judged=counted.audits,
                     found_wrong=counted.found_wrong,
-                    wrong=wrong.estimate,
-                    wrong_upper=wrong.upper,
+                    wrong=wrong,
+                    wrong_upper=wrong_upper,
                     points=await self._points(account.steps[step], step, range(last - steps + 1, last + 1)),
                 )
             )
@@ -157,8 +132,9 @@ class WhatIf:
     async def _recounted(self, delta: float) -> Account:
         account = Account(delta)
         for number, request in enumerate(list(self._kept)):
-            if account.decide(request) and request.same is not None:
-                account.judge(request)
+            for tally in account.count_request(request):
+                if request.same is not None:
+                    tally.count_audit(request.same, request.decision.audit_chance)
             if number % _AT_ONCE == 0:
                 await asyncio.sleep(0)
         return account
@@ -168,16 +144,12 @@ class WhatIf:
         sums, points = Tally(), []
         for place, number in enumerate(sorted(begun.keys() | set(numbers))):
             tally = begun.get(number, Tally())
-            sums.add(tally)
+            sums += tally
             if number in numbers:
-                share = sums.wrong_share(self._judge) if sums.requests else None
+                wrong, upper = sums.wrong_share(self._judge) if sums.requests else (None, None)
                 points.append(
                     WhatIfPoint(
-                        time=number * step,
-                        requests=tally.requests,
-                        hits=tally.hits,
-                        wrong=share and share.estimate,
-                        wrong_upper=share and share.upper,
+                        time=number * step, requests=tally.requests, hits=tally.hits, wrong=wrong, wrong_upper=upper
                     )
                 )
             if place % _AT_ONCE == 0:

@@ -14,7 +14,7 @@ import numpy as np
 
 from cache.semantic.judge.answer import AnswerClass
 from cache.semantic.judge.judge import MAX_SCORE
-from cache.semantic.policy.posterior import JudgeError
+from cache.semantic.policy.policy import JudgeError
 from cache.semantic.policy.state import freeze, thaw
 
 MAX_FALSE_SAME = 0.01

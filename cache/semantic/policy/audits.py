@@ -45,18 +45,12 @@ class AuditLoad:
         self._tokens = min(self._burst, self._tokens + self._share)
         self._wish -= self._wish / _MEMORY
 
-    def chance_of(self, risk: float) -> float:
-        """The probability with which a hit of this plain risk is audited now; ask once for each hit."""
+    def draw(self, risk: float) -> tuple[bool, float]:
+        """Whether a hit of this plain risk is audited, which takes a token, and the probability of that."""
         wish = _EVENLY + (1.0 - _EVENLY) * math.sqrt(max(risk, _MIN_RISK) / _TYPICAL_RISK)
         self._wish += wish / _MEMORY
-        if self._tokens < 1.0:
-            return 0.0
         scale = max(_MIN_SCALE, self._tokens / (self._burst / 2))
-        return min(1.0, scale * wish * self._share / self._wish)
-
-    def draw(self, chance: float) -> bool:
-        """Whether it is audited; if so, a token is gone."""
+        chance = 0.0 if self._tokens < 1.0 else min(1.0, scale * wish * self._share / self._wish)
         drawn = self._chance.random() < chance
-        if drawn:
-            self._tokens -= 1.0
-        return drawn
+        self._tokens -= drawn
+        return drawn, chance

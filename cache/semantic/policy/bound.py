@@ -1,22 +1,22 @@
 """How often the cache was wrong, as audits show: an estimate, and a bound that holds with 95 % confidence."""
 
-import functools
 import math
-import statistics
+import operator
 from collections import deque
+from statistics import NormalDist
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import astuple
 
-from cache.semantic.policy.label import Label
-from cache.semantic.policy.policy import Decision
-from cache.semantic.policy.posterior import JudgeError
+from cache.semantic.policy.policy import Decision, JudgeError, Label
 
 CONFIDENCE = 0.95
 WINDOW = 10_000
 """Requests of the recent window, give or take a tenth."""
 
 _SLICES = 10
+_QUANTILE = NormalDist().inv_cdf(CONFIDENCE)
 
 
 class WrongShare(NamedTuple):
@@ -45,36 +45,39 @@ class Tally(msgspec.Struct, array_like=True):
     squares: float = 0.0
     heaviest: float = 0.0
 
-    def decided(self, decision: Decision) -> None:
+    def count_request(self, decision: Decision) -> None:
         self.requests += 1
         self.hits += decision.serve
-        self.drawn += decision.audit
+        self.drawn += decision.serve and decision.audit
         if decision.serve and decision.audit_chance > 0.0:
             self.heaviest = max(self.heaviest, 1.0 / decision.audit_chance)
         elif decision.serve:
             self.unwatched += 1
 
-    def judged(self, label: Label) -> None:
-        """Count the judgement of a hit: of an audit, or of one that a user complained of. Others are no hits.
+    def count_label(self, label: Label) -> None:
+        """Count the judgement of a hit: of an audit, or of one that a user complained of. Others are of no hits.
 
         Complaints are counted, and shown, for themselves: who sends a request again may be another one with the same
         question, and how many of those who got a wrong answer complain is not known.
         """
         self.complaints += label.source == "user" and not label.same
-        if label.source != "audit":
-            return
+        if label.source == "audit":
+            self.count_audit(label.same, label.chance)
+
+    def count_audit(self, same: bool, chance: float) -> None:
+        """Count the judgement of a hit that was drawn by `chance`, above 0."""
         self.audits += 1
-        if not label.same:
-            stands_for = 1.0 / label.chance
+        if not same:
+            stands_for = 1.0 / chance
             self.found_wrong += 1
             self.weight += stands_for
             self.squares += stands_for * stands_for
 
-    def add(self, other: "Tally") -> None:
-        """Count what `other` has counted as well."""
-        for name in self.__struct_fields__:
-            mine, theirs = getattr(self, name), getattr(other, name)
-            setattr(self, name, max(mine, theirs) if name == "heaviest" else mine + theirs)
+    def __add__(self, other: "Tally") -> "Tally":
+        """What both have counted."""
+        both = Tally(*map(operator.add, astuple(self), astuple(other)))
+        both.heaviest = max(self.heaviest, other.heaviest)
+        return both
 
     def wrong_share(self, judge: JudgeError) -> WrongShare:
         """How many of the requests got a wrong answer.
@@ -104,7 +107,7 @@ class Tally(msgspec.Struct, array_like=True):
         return self.hits * judge.wrong_among(weight / max(self.hits - self.unwatched, 1))
 
 
-class WrongAnswers:
+class Tallies:
     """The tallies of one process: of all its requests, and of about the last WINDOW of them.
 
     oldest ── slice ── slice ── … ── slice being filled
@@ -118,30 +121,24 @@ class WrongAnswers:
     @property
     def recent(self) -> Tally:
         """A new tally of the recent requests."""
-        recent = Tally()
-        for part in self._slices:
-            recent.add(part)
-        return recent
+        return sum(self._slices, Tally())
 
-    def decided(self, decision: Decision) -> None:
+    def count_request(self, decision: Decision) -> None:
         """Count a request; each one that is decided, once."""
         if self._slices[-1].requests >= WINDOW // _SLICES:
             self._slices.append(Tally())
-        self.all.decided(decision)
-        self._slices[-1].decided(decision)
+        self.all.count_request(decision)
+        self._slices[-1].count_request(decision)
 
-    def judged(self, label: Label) -> None:
+    def count_label(self, label: Label) -> None:
         """Count a judgement of what this process has served; it counts as recent when it comes."""
-        self.all.judged(label)
-        self._slices[-1].judged(label)
+        self.all.count_label(label)
+        self._slices[-1].count_label(label)
 
 
-def gamma_quantile(shape: float, confidence: float = CONFIDENCE) -> float:
-    """A quantile of the gamma distribution with scale 1 (Wilson and Hilferty's): that of .95 is within 1 % for a shape
-    of 1 or more, 6 % too low for one of .3.
+def gamma_quantile(shape: float) -> float:
+    """The 95 % quantile of the gamma distribution with scale 1 (Wilson and Hilferty's): within 1 % for a shape of 1 or
+    more, 6 % too low for one of .3.
     """
     ninth = 1.0 / (9.0 * shape)
-    return float(shape * (1.0 - ninth + _normal_quantile(confidence) * math.sqrt(ninth)) ** 3)
-
-
-_normal_quantile = functools.cache(statistics.NormalDist().inv_cdf)
+    return float(shape * (1.0 - ninth + _QUANTILE * math.sqrt(ninth)) ** 3)

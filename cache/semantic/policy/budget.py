@@ -8,24 +8,13 @@ import msgspec
 
 from cache.semantic.messages import RiskFeature
 from cache.semantic.policy.audits import AuditLoad
-from cache.semantic.policy.bound import WrongAnswers
-from cache.semantic.policy.calibration import Calibration
+from cache.semantic.policy.bound import Tallies
+from cache.semantic.policy.calibration import Calibration, Reliability, WrongAnswerRisk
 from cache.semantic.policy.evidence import FEATURE_NAMES, evidence_of
-from cache.semantic.policy.label import Label
 from cache.semantic.policy.ledger import Ledger
-from cache.semantic.policy.policy import (
-    Assessment,
-    Decision,
-    Evidence,
-    Neighbourhood,
-    Policy,
-    Refusal,
-    RiskClassFigures,
-)
-from cache.semantic.policy.posterior import JudgeError, Posterior
-from cache.semantic.policy.reliability import Reliability
+from cache.semantic.policy.policy import Decision, Evidence, JudgeError, Label, Neighbourhood, Policy, Refusal
+from cache.semantic.policy.posterior import Posterior
 from cache.semantic.policy.state import freeze, thaw
-from cache.semantic.policy.wrong_answer_risk import WrongAnswerRisk
 
 WARM_LABELS = 60
 """Judgements before anything is served."""
@@ -37,15 +26,6 @@ DEVIATIONS = 0.75
 # Figures are corrected by the errors of the judges of the latest audits.
 _NEWEST_ERROR = 0.05
 _KIND = "budget"
-
-
-def max_risk(delta: float) -> float:
-    """Riskier answers are not served even where the budget has room for them.
-
-    Whoever gets one has no use for averages: one in five is likely enough to be wrong. But an operator who allows many
-    wrong answers allows risky ones too.
-    """
-    return min(0.5, max(0.1, 20.0 * delta))
 
 
 class Learned(msgspec.Struct, array_like=True):
@@ -83,10 +63,9 @@ class BudgetPolicy(Policy):
         if not 0.0 < delta < 1.0:
             raise ValueError(f"delta is {delta}; it must be a share of wrong answers between 0 and 1, such as 0.01.")
         self.delta = delta
-        self._max_risk = max_risk(delta)
         self._usual_judge = self._judge = judge
         self.learned = Learned()
-        self.wrong_answers = WrongAnswers()
+        self.tallies = Tallies()
         self._ledger = Ledger(delta)
         self._load = AuditLoad(audit_share, chance)
 
@@ -99,20 +78,26 @@ class BudgetPolicy(Policy):
         return evidence_of(neighbourhood)
 
     def decide(self, evidence: Evidence | None, max_risk: float = 1.0, compares: bool = False) -> Decision:
-        decision = self._decide(evidence, max_risk, compares)
-        self.wrong_answers.decided(decision)
+        plain_risk, inflation = self._plain_risk(evidence), self.inflation
+        self._load.request()
+        self._ledger.request(plain_risk, inflation)
+        decision = self._within_limits(plain_risk, inflation, max_risk)
+        if decision.serve:
+            self._ledger.spend(inflation * plain_risk, plain_risk)
+            audit, chance = (True, 1.0) if compares else self._load.draw(plain_risk)
+            decision = replace(decision, audit=audit, audit_chance=chance)
+        self.tallies.count_request(decision)
         return decision
 
-    def assess(self, evidence: Evidence, max_risk: float = 1.0) -> Assessment:
-        decision = self._decision(self._plain_risk(evidence), self.inflation, max_risk)
+    def assess(self, evidence: Evidence, max_risk: float = 1.0) -> Decision:
+        return self._within_limits(self._plain_risk(evidence), self.inflation, max_risk)
+
+    def reason(self, evidence: Evidence, decision: Decision, max_risk: float) -> str:
         if decision.refusal == "warm-up":
             labels = self.learned.posterior.labels
-            reason = f"it has learned from {labels} of the {WARM_LABELS} answers that it needs"
-        else:
-            limit = min(decision.limit or 0.0, max_risk)
-            place = "within" if decision.serve else "above"
-            reason = f"the risk {decision.risk:.4f} is {place} the limit {limit:.4f}"
-        return Assessment(decision, reason)
+            return f"it has learned from {labels} of the {WARM_LABELS} answers that it needs"
+        place = "within" if decision.serve else "above"
+        return f"the risk {decision.risk:.4f} is {place} the limit {min(self._ledger.limit, max_risk):.4f}"
 
     def features(self, evidence: Evidence) -> tuple[RiskFeature, ...]:
         posterior = self.learned.posterior
@@ -122,10 +107,10 @@ class BudgetPolicy(Policy):
         return tuple(sorted(found, key=lambda feature: -abs(feature.log_odds)))
 
     def learn(self, label: Label) -> None:
-        judge = self._usual_judge if label.judge is None else JudgeError(*label.judge)
+        judge = label.judge or self._usual_judge
         weight = label.chance if label.source == "user" else 1.0
         self.learned.posterior.learn(label.features, label.same, judge, weight)
-        self.learned.calibration.count(label, judge.recall, self.delta, self._max_risk)
+        self.learned.calibration.count(label, judge.recall, self.delta)
         self.learned.reliability.count(label)
         if label.same or label.source != "miss":
             sure = label.judge is None or label.source == "user"
@@ -134,8 +119,8 @@ class BudgetPolicy(Policy):
 
     def settle(self, label: Label) -> None:
         if label.judge is not None and label.source == "audit":
-            self._judge = self._judge.toward(JudgeError(*label.judge), _NEWEST_ERROR)
-        self.wrong_answers.judged(label)
+            self._judge = self._judge.toward(label.judge, _NEWEST_ERROR)
+        self.tallies.count_label(label)
         if label.source == "user" and not label.same:
             self._ledger.complain()
 
@@ -147,53 +132,42 @@ class BudgetPolicy(Policy):
 
     def figures(self) -> dict[str, float]:
         """Wrong answers are per request and as audits show; `upper` holds with 95 % confidence."""
-        ever, recent = self.wrong_answers.all, self.wrong_answers.recent
+        ever = self.tallies.all
+        wrong, wrong_upper = ever.wrong_share(self._judge)
+        recent_wrong, recent_wrong_upper = self.tallies.recent.wrong_share(self._judge)
         return {
             "delta": self.delta,
             "labels": self.learned.posterior.labels,
             "warm_labels": WARM_LABELS,
             "inflation": self.inflation,
-            "most_risk": min(self._ledger.limit, self._max_risk),
+            "most_risk": self._ledger.limit,
             "requests": ever.requests,
             "hits": ever.hits,
             "audits": ever.audits,
             "found_wrong": ever.found_wrong,
             "complaints": ever.complaints,
-            "wrong": ever.wrong_share(self._judge).estimate,
-            "wrong_upper": ever.wrong_share(self._judge).upper,
-            "recent_wrong": recent.wrong_share(self._judge).estimate,
-            "recent_wrong_upper": recent.wrong_share(self._judge).upper,
+            "wrong": wrong,
+            "wrong_upper": wrong_upper,
+            "recent_wrong": recent_wrong,
+            "recent_wrong_upper": recent_wrong_upper,
         }
 
-    def reliability(self) -> list[RiskClassFigures]:
+    def reliability(self) -> list[dict[str, float]]:
         return self.learned.reliability.figures(self._judge)
 
-    def _decide(self, evidence: Evidence | None, max_risk: float, compares: bool) -> Decision:
-        self._load.request()
-        inflation = self.inflation
-        if evidence is None:
-            self._ledger.request(math.inf, inflation)
-            return Decision(False, 1.0, inflation=inflation, refusal="none near")
-        plain = self._plain_risk(evidence)
-        self._ledger.request(plain, inflation)
-        decision = self._decision(plain, inflation, max_risk)
-        if not decision.serve:
-            return decision
-        self._ledger.spend(inflation * plain, plain)
-        chance = 1.0 if compares else self._load.chance_of(plain)
-        return replace(decision, audit=compares or self._load.draw(chance), audit_chance=chance)
-
-    def _plain_risk(self, evidence: Evidence) -> float:
+    def _plain_risk(self, evidence: Evidence | None) -> float:
         """Before the correction by judgements."""
+        if evidence is None:
+            return math.inf
         by_posterior = self.learned.posterior.wrong(evidence.features, DEVIATIONS)
         return max(by_posterior, self.learned.wrong_answers.risk_of(evidence.answer))
 
-    def _decision(self, plain_risk: float, inflation: float, max_risk: float) -> Decision:
-        """What is decided of a risk, before any audit is drawn."""
-        risk = min(1.0, inflation * plain_risk)
-        limit = min(self._ledger.limit, self._max_risk)
-        if self.learned.posterior.labels < WARM_LABELS:
-            refusal: Refusal = "warm-up"
-        else:
-            refusal = "risk" if risk > limit else "max-risk" if risk > max_risk else ""
+    def _within_limits(self, plain_risk: float, inflation: float, max_risk: float) -> Decision:
+        """Whether a risk is within the limits of the policy and of the request, before any audit is drawn."""
+        risk, limit = min(1.0, inflation * plain_risk), self._ledger.limit
+        refusal: Refusal = "risk" if risk > limit else "max-risk" if risk > max_risk else ""
+        if plain_risk == math.inf:
+            refusal = "none near"
+        elif self.learned.posterior.labels < WARM_LABELS:
+            refusal = "warm-up"
         return Decision(not refusal, risk, plain_risk, limit=limit, inflation=inflation, refusal=refusal)

@@ -1,21 +1,42 @@
-"""How many times as many answers are wrong as the posterior says, learned from judgements that it had not seen."""
+"""Whether predicted risks come true, learned from judgements that the posterior had not seen: how much larger or
+smaller risks are in truth, which answers were found wrong, and how reliable the predictions are by classes of risk.
+"""
 
+import bisect
+import math
+from statistics import NormalDist
 from typing import Annotated
 
 import msgspec
 
 from cache.semantic.policy.bound import gamma_quantile
-from cache.semantic.policy.label import Label
+from cache.semantic.policy.ledger import max_risk
+from cache.semantic.policy.policy import JudgeError, Label
+
+MAX_PENALTIES = 4096
+BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""The upper bounds of the classes of predicted risk; the bound belongs to the class."""
 
 # Of a Gamma distribution of the ratio before anything is known: wrong answers, and how many were expected.
 _PRIOR_WRONG, _PRIOR_EXPECTED = 1.04, 0.8
 _LEAST_WRONG = 0.3
-_CONFIDENCE = 0.95
 _MOST_EXPECTED = 200.0
 """Older judgements fade beyond so many wrong answers that were expected: some hundred thousand requests."""
 _LEAST = 0.25
 # A miss is no hit, however near its risk was to what is served: it counts so much of an audit.
 _MISS_WEIGHT = 0.4
+
+# A smaller penalty is none.
+_NEGLIGIBLE = 0.3
+
+# Labels in a class of risk.
+_HALVED_AT = 4096
+_QUANTILE = NormalDist().inv_cdf(0.975)  # for an interval of 95 %
+
+_Name = Annotated[str, msgspec.Meta(max_length=512)]
+_Penalty = Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]
+_Sum = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2 * _HALVED_AT)]
 
 
 class Calibration(msgspec.Struct, array_like=True):
@@ -35,16 +56,16 @@ class Calibration(msgspec.Struct, array_like=True):
     @property
     def ratio(self) -> float:
         """Times as many wrong answers as the posterior says, 0.25 at least."""
-        return max(_LEAST, gamma_quantile(self.wrong, _CONFIDENCE) / self.expected)
+        return max(_LEAST, gamma_quantile(self.wrong) / self.expected)
 
-    def count(self, label: Label, recall: float, above: float, up_to: float) -> None:
+    def count(self, label: Label, recall: float, delta: float) -> None:
         """Count a judgement, before the posterior learns from it.
 
-        `recall` is the judge's. Misses with a risk between `above` and `up_to` are counted.
+        `recall` is the judge's. Misses with a risk between `delta` and the highest that is served are counted.
         """
         if label.source == "audit":
             weight = 1.0
-        elif label.source == "miss" and above < label.risk <= up_to:
+        elif label.source == "miss" and delta < label.risk <= max_risk(delta):
             weight = _MISS_WEIGHT
         else:
             return
@@ -55,3 +76,121 @@ class Calibration(msgspec.Struct, array_like=True):
         if self.expected > _MOST_EXPECTED:
             self.wrong = max(_LEAST_WRONG, self.wrong * _MOST_EXPECTED / self.expected)
             self.expected = _MOST_EXPECTED
+
+
+class WrongAnswerRisk(msgspec.Struct, array_like=True):
+    """How often each answer was found wrong, by audits and by users; each time that it was right halves it.
+
+    The posterior rates kinds of questions, not answers, and so learns too late of a popular answer that has become
+    wrong. With a penalty of p the risk of an answer is at least p / (p + 1): one finding takes it out of service, for
+    all its questions, and two fresh answers that say the same bring it back. A user who rejects everything takes out
+    only the answers served to that user.
+    """
+
+    penalties: Annotated[dict[_Name, _Penalty], msgspec.Meta(max_length=MAX_PENALTIES)] = {}
+    """By answer, the oldest first."""
+
+    def risk_of(self, answer: str) -> float:
+        """The least probability that it is wrong."""
+        penalty = self.penalties.get(answer, 0.0)
+        return penalty / (penalty + 1.0)
+
+    def found(self, answer: str, same: bool, wrong: float = 1.0) -> None:
+        """Record a judgement of an answer that was served, or would have been.
+
+        `wrong` is the probability that one called different is wrong, since the judge errs.
+        """
+        if not same and (wrong >= _NEGLIGIBLE or answer in self.penalties):
+            self.penalties[answer] = self.penalties.get(answer, 0.0) + wrong
+            if len(self.penalties) > MAX_PENALTIES:
+                del self.penalties[next(iter(self.penalties))]
+        elif same and answer in self.penalties:
+            self.penalties[answer] /= 2
+            if self.penalties[answer] < _NEGLIGIBLE:
+                del self.penalties[answer]
+
+
+class RiskClass(msgspec.Struct, array_like=True):
+    """What is summed up of the labels in a class of risk. A label weighs 1 / chance, since it stands for so many.
+
+    `weight` and `squares` are the sums of the weights and of their squares, `risk` that of weights times predicted
+    risks, `different` that of the weights of labels that were not the same.
+
+    Raises ValueError where the parts are more than the whole.
+    """
+
+    labels: _Count = 0
+    audits: _Count = 0
+    weight: _Sum = 0.0
+    squares: _Sum = 0.0
+    risk: _Sum = 0.0
+    different: _Sum = 0.0
+
+    def __post_init__(self) -> None:
+        if max(self.risk, self.different) > self.weight * 1.000001 or self.audits > self.labels:
+            raise ValueError("a class of risk has parts that are more than the whole")
+        if self.labels and not (self.weight > 0.0 and self.squares > 0.0):
+            raise ValueError("a class of risk has labels without a weight")
+
+    def figures(self, judge: JudgeError) -> dict[str, float]:
+        share = self.different / self.weight
+        low, high = _interval(share, self.weight * self.weight / self.squares)
+        return {
+            "labels": self.labels,
+            "audits": self.audits,
+            "predicted": self.risk / self.weight,
+            "observed": judge.wrong_among(share),
+            "low": judge.wrong_among(low),
+            "high": judge.wrong_among(high),
+        }
+
+
+class Reliability(msgspec.Struct, array_like=True):
+    """Counts labels by what was predicted for them, before they are learned from.
+
+    A label's risk was predicted without knowledge of it, so this is a test on data that the posterior had not seen.
+    Misses near a neighbour are all judged, hits by the chance of their audit, whose inverse is their weight (Horvitz
+    and Thompson); users' complaints are left out, since nobody tells of right answers. A class is halved when it has
+    4,096 labels, so that the newest ones count most.
+    """
+
+    classes: Annotated[list[RiskClass], msgspec.Meta(min_length=len(BOUNDS), max_length=len(BOUNDS))] = msgspec.field(
+        default_factory=lambda: [RiskClass() for _ in BOUNDS]
+    )
+
+    def count(self, label: Label) -> None:
+        if label.source == "user":
+            return
+        found = self.classes[bisect.bisect_left(BOUNDS, label.risk)]
+        weight = 1.0 / max(label.chance, 1.0 / _HALVED_AT) if label.source == "audit" else 1.0
+        found.labels += 1
+        found.audits += label.source == "audit"
+        found.weight += weight
+        found.squares += weight * weight
+        found.risk += weight * label.risk
+        found.different += weight * (not label.same)
+        if found.labels >= _HALVED_AT:
+            for name in found.__struct_fields__:
+                value = getattr(found, name)
+                setattr(found, name, value // 2 if isinstance(value, int) else value / 2)
+
+    def figures(self, judge: JudgeError) -> list[dict[str, float]]:
+        """The classes that have labels, the safest first; the judge's own mistakes are taken off.
+
+        Of neighbours whose predicted risk was above `above` and at most `up_to`: the mean of what was `predicted`, and
+        the share that was `observed` to be wrong, from `low` to `high` with 95 % confidence. `labels` are the
+        judgements behind that, `audits` those of them that were of answers that had been served.
+        """
+        return [
+            {"above": above, "up_to": up_to, **found.figures(judge)}
+            for above, up_to, found in zip((0.0, *BOUNDS), BOUNDS, self.classes, strict=False)
+            if found.labels
+        ]
+
+
+def _interval(share: float, number: float) -> tuple[float, float]:
+    """Wilson's interval of a share of so many labels; of weighted ones, of as many as they are worth (Kish)."""
+    square = _QUANTILE * _QUANTILE / number
+    middle = (share + square / 2) / (1 + square)
+    half = math.sqrt(share * (1 - share) * square + square * square / 4) / (1 + square)
+    return max(0.0, middle - half), min(1.0, middle + half)

@@ -16,11 +16,20 @@ _PRIOR_COMPLAINTS = 2.0
 _MAX_COMPLAINED = 2.0
 
 
+def max_risk(delta: float) -> float:
+    """Riskier answers are not served even where the budget has room for them.
+
+    Whoever gets one has no use for averages: one in five is likely enough to be wrong. But an operator who allows many
+    wrong answers allows risky ones too.
+    """
+    return min(0.5, max(0.1, 20.0 * delta))
+
+
 class Ledger:
     """Sets one limit of risk for all requests, which is the best use of a budget of wrong answers.
 
     It is set so that the risks below it, over the last HORIZON requests and whatever was served of them, add up to
-    the budget and half of what is left over from before:
+    the budget and half of what is left over from before, but no higher than `max_risk`:
 
         risk     .001 .002 .004 | .03 .2 .9
         running  .001 .003 .007 | .037          budget .01: served are the first three
@@ -71,4 +80,4 @@ class Ledger:
         budget = self._delta * len(risks)
         allowed = budget + _PATIENCE * max(-budget, min(self._balance, budget / 2))
         within = int(np.searchsorted(np.cumsum(safest), allowed))
-        self.limit = float(safest[within - 1]) if within else 0.0
+        self.limit = min(max_risk(self._delta), float(safest[within - 1])) if within else 0.0

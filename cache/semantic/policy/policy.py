@@ -2,21 +2,29 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Annotated, Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from cache.semantic.messages import RiskFeature
-from cache.semantic.policy.label import Label, Source
+from cache.semantic.policy.state import freeze, thaw
 
 FeatureVector = npt.NDArray[np.float64]
+Source = Literal["miss", "audit", "user"]
 
 NEIGHBOURS = 16
 """How many neighbours of a question a policy is shown at most."""
 COMPARED_ANSWERS, LEAST_COMPARED = 4, 0.5
 """With how many different answers a fresh one is compared, and the least similarity of their questions."""
+
+_LABEL = "label"
+# Those of real evidence are below 15; with much larger ones a policy would reckon itself out of all bounds.
+_MAX_FEATURE = 100.0
+_MIN_CALLED_DIFFERENT = 1e-12
+
+_Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 
 
 class Neighbourhood(NamedTuple):
@@ -62,10 +70,11 @@ class Decision:
     """Whether to serve the neighbours' answer.
 
     `risk` is the probability that this answer is wrong, after all corrections and in [0, 1]: what `x-keepgate-risk`
-    shows. It is None for a policy that knows none. `plain_risk` is the same before the correction by judgements.
-    `audit` says that the upstream is to be asked although the answer is served, and the answers compared;
-    `audit_chance` is the probability with which that was drawn, 0 where nothing is served. `limit` is the highest risk
-    that was served then, None where the policy has none, and `inflation` the correction by judgements.
+    shows. It is None for a policy that knows none. `plain_risk` is the same before the correction by judgements,
+    infinite where nothing is near. `audit` says that the upstream is to be asked although the answer is served,
+    and the answers compared; `audit_chance` is the probability with which that was drawn, 0 where nothing is served.
+    `limit` is the highest risk that was served then, None where the policy has none, and `inflation` the correction by
+    judgements.
     """
 
     serve: bool
@@ -78,34 +87,78 @@ class Decision:
     refusal: Refusal = ""
 
 
+class JudgeError(msgspec.Struct, frozen=True, array_like=True):
+    """How often who compares two answers is wrong.
+
+    `recall` is the share of same answers that are called the same, `false_same` that of different ones.
+    """
+
+    recall: float = 1.0
+    false_same: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.false_same < self.recall <= 1.0:
+            raise ValueError(
+                f"A judge with recall {self.recall} and false_same {self.false_same} tells nothing apart;"
+                " right is 0 <= false_same < recall <= 1."
+            )
+
+    def toward(self, other: "JudgeError", share: float) -> "JudgeError":
+        """The mean of both, with the share of `other`."""
+        kept = 1.0 - share
+        return JudgeError(kept * self.recall + share * other.recall, kept * self.false_same + share * other.false_same)
+
+    def really_wrong(self, risk: float) -> float:
+        """How often an answer is wrong that is called different, and was wrong with the probability `risk` before."""
+        wrong = risk * (1.0 - self.false_same)
+        return wrong / max(wrong + (1.0 - risk) * (1.0 - self.recall), _MIN_CALLED_DIFFERENT)
+
+    def wrong_among(self, different: float) -> float:
+        """The share of wrong answers behind a share that is called different (Rogan and Gladen)."""
+        return min(1.0, max(0.0, (different - (1.0 - self.recall)) / (self.recall - self.false_same)))
+
+
+class Label(msgspec.Struct, frozen=True, array_like=True):
+    """Whether the right answer to a question was the `answer` that the neighbours spoke for.
+
+    `answer` and `features` are those of the evidence. `source` is how it was found: "miss" if nothing was served and
+    the fresh answer could be compared, "audit" if it was compared although the answer was served, "user" if the user
+    repeated it at once, or deleted the answer. `risk` is the decision's `plain_risk`, `chance` the probability with
+    which an audit was drawn for it: an audited hit stands for 1 / chance hits. `judge` is how often who compared these
+    very answers errs; None is as often as the policy was told.
+
+    Raises ValueError where it could not have been.
+    """
+
+    answer: Annotated[str, msgspec.Meta(max_length=512)]
+    features: Annotated[tuple[float, ...], msgspec.Meta(max_length=64)]
+    same: bool
+    source: Source
+    risk: _Probability = 1.0
+    chance: _Probability = 1.0
+    judge: JudgeError | None = None
+
+    def __post_init__(self) -> None:
+        if not all(abs(feature) <= _MAX_FEATURE for feature in self.features):
+            raise ValueError(f"every feature must be within ±{_MAX_FEATURE:g}")
+        if self.source == "audit" and self.chance <= 0.0:
+            raise ValueError("an audit has a chance above 0")
+
+
 def label_of(evidence: Evidence, decision: Decision, same: bool, source: Source) -> Label:
     """The judgement of an answer that was, or would have been, served."""
     chance = 1.0 if source == "miss" else decision.audit_chance
     return Label(evidence.answer, tuple(evidence.features.tolist()), same, source, decision.plain_risk, chance)
 
 
-class Assessment(NamedTuple):
-    """What a policy would decide now; `reason` is a sentence for an operator."""
-
-    decision: Decision
-    reason: str
+def encode_label(label: Label) -> bytes:
+    """The label for other processes: about a hundred bytes."""
+    return freeze(_LABEL, label)
 
 
-class RiskClassFigures(msgspec.Struct, frozen=True):
-    """Of neighbours whose predicted risk was above `above` and at most `up_to`: the mean of what was predicted, and the
-    share that was wrong, with an interval that holds with 95 % confidence.
-
-    `labels` are the judgements behind that, `audits` those of them that were of answers that had been served.
-    """
-
-    above: float
-    up_to: float
-    labels: int
-    audits: int
-    predicted: float
-    observed: float
-    low: float
-    high: float
+def decode_label(data: bytes) -> Label:
+    """The inverse of `encode_label`. Raises UnusableState for anything else."""
+    return thaw(data, _LABEL, Label)
 
 
 class Policy(Protocol):
@@ -118,7 +171,6 @@ class Policy(Protocol):
 
     def vote(self, neighbourhood: Neighbourhood) -> Evidence:
         """Which of the neighbours' answers could be served. Changes nothing."""
-        ...
 
     def decide(self, evidence: Evidence | None, max_risk: float = 1.0, compares: bool = False) -> Decision:
         """Decide one request; each request is decided exactly once.
@@ -127,11 +179,12 @@ class Policy(Protocol):
         the caller allows; a policy that knows no risk serves nothing to one who limits it. Who `compares` will judge
         what is decided here whatever it is, as if each serving were audited.
         """
-        ...
 
-    def assess(self, evidence: Evidence, max_risk: float = 1.0) -> Assessment:
-        """What `decide` would say, where it draws nothing by chance. Changes nothing."""
-        ...
+    def assess(self, evidence: Evidence, max_risk: float = 1.0) -> Decision:
+        """What `decide` would say, without an audit. Changes nothing."""
+
+    def reason(self, evidence: Evidence, decision: Decision, max_risk: float) -> str:
+        """A sentence for an operator that says why `assess` has just returned this decision."""
 
     def features(self, evidence: Evidence) -> tuple[RiskFeature, ...]:
         """What makes the risk, the largest part first; nothing where the policy knows no risk. Changes nothing."""
@@ -160,6 +213,9 @@ class Policy(Protocol):
         """What an operator may want to see of it, by name."""
         return {}
 
-    def reliability(self) -> list[RiskClassFigures]:
-        """What was predicted and what judgements have shown, by classes of risk; empty where no budget is kept."""
+    def reliability(self) -> list[dict[str, float]]:
+        """What was predicted and what judgements have shown, by classes of risk; empty where no budget is kept.
+
+        See `Reliability.figures`.
+        """
         return []

@@ -1,7 +1,6 @@
 """The probability that the neighbours' answer is right, learned from one judgement at a time."""
 
 import math
-from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -9,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.semantic.policy.evidence import FEATURES
-from cache.semantic.policy.policy import FeatureVector
+from cache.semantic.policy.policy import FeatureVector, JudgeError
 from cache.semantic.policy.state import UnusableState
 
 # Before anything is learned, near what different streams teach: likelier right the nearer, the clearer and the more
@@ -27,44 +26,6 @@ _HALVINGS = 24
 # What is known fades over so many labels, as the world goes on; every so many, some of it is forgotten.
 _MEMORY = 10_000.0
 _FORGET_EVERY = 100
-
-
-@dataclass(frozen=True, slots=True)
-class JudgeError:
-    """How often who compares two answers is wrong.
-
-    `recall` is the share of same answers that are called the same, `false_same` that of different ones.
-    """
-
-    recall: float = 1.0
-    false_same: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.false_same < self.recall <= 1.0:
-            raise ValueError(
-                f"A judge with recall {self.recall} and false_same {self.false_same} tells nothing apart;"
-                " right is 0 <= false_same < recall <= 1."
-            )
-
-    def toward(self, other: "JudgeError", share: float) -> "JudgeError":
-        """The mean of both, with the share of `other`."""
-        return JudgeError(
-            (1.0 - share) * self.recall + share * other.recall,
-            (1.0 - share) * self.false_same + share * other.false_same,
-        )
-
-    def really_wrong(self, risk: float) -> float:
-        """How often an answer is wrong that is called different, and was wrong with the probability `risk` before."""
-        wrong = risk * (1.0 - self.false_same)
-        return wrong / max(wrong + (1.0 - risk) * (1.0 - self.recall), _MIN_DOUBT)
-
-    def wrong_among(self, different: float) -> float:
-        """The share of wrong answers behind a share that is called different (Rogan and Gladen)."""
-        return min(1.0, max(0.0, (different - (1.0 - self.recall)) / (self.recall - self.false_same)))
-
-    def says_same(self, probability: float) -> float:
-        """How often answers that are the same with `probability` are called the same."""
-        return self.false_same + (self.recall - self.false_same) * probability
 
 
 class Posterior(msgspec.Struct, array_like=True, eq=False):
@@ -155,8 +116,9 @@ def _pull(logit: float, spread: float, same: bool, weight: float, judge: JudgeEr
 def _slopes(logit: float, same: bool, judge: JudgeError) -> tuple[float, float]:
     """Of the log likelihood by the log odds: its first derivative, and the information (Fisher's)."""
     right = sigmoid(logit)
-    said = judge.says_same(right)
-    slope = (judge.recall - judge.false_same) * right * (1.0 - right)
+    informed = judge.recall - judge.false_same
+    said = judge.false_same + informed * right
+    slope = informed * right * (1.0 - right)
     doubt = max(said * (1.0 - said), _MIN_DOUBT)
     return slope / doubt * (same - said), slope * slope / doubt
 

@@ -16,14 +16,8 @@ _DIGEST_BYTES = 8
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class _Frame(msgspec.Struct, frozen=True, array_like=True):
-    version: int
-    kind: str
-    content: msgspec.Raw
-
-
 _encoder = msgspec.msgpack.Encoder(enc_hook=np.ndarray.tolist)
-_frames = msgspec.msgpack.Decoder(_Frame)
+_decoder = msgspec.msgpack.Decoder(tuple[int, str, msgspec.Raw])
 
 
 def freeze(kind: str, content: Any) -> bytes:
@@ -43,12 +37,12 @@ def thaw(data: bytes, kind: str, of: type[T]) -> T:
     if xxhash.xxh3_64_digest(data[start:]) != data[len(_MAGIC) : start]:
         raise UnusableState(f"{kind}: the checksum is wrong: the bytes are cut or damaged.")
     try:
-        frame = _frames.decode(data[start:])
-        if frame.version != VERSION:
-            raise OtherVersion(kind, frame.version)
-        if frame.kind != kind:
-            raise UnusableState(f"{kind}: this is the state of {frame.kind!r}.")
-        return msgspec.msgpack.decode(frame.content, type=of, dec_hook=lambda _, value: np.array(value, np.float64))
+        version, of_kind, content = _decoder.decode(data[start:])
+        if version != VERSION:
+            raise OtherVersion(kind, version)
+        if of_kind != kind:
+            raise UnusableState(f"{kind}: this is the state of {of_kind!r}.")
+        return msgspec.msgpack.decode(content, type=of, dec_hook=lambda _, value: np.array(value, np.float64))
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise UnusableState(f"{kind}: {error}") from error
 

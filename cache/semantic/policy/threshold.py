@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cache.semantic.policy.policy import Assessment, Decision, Evidence, Neighbourhood, Policy
+from cache.semantic.policy.policy import Decision, Evidence, Neighbourhood, Policy
 
 _NO_FEATURES = np.empty(0)
 
@@ -28,12 +28,14 @@ class ThresholdPolicy(Policy):
             return Decision(False, None, refusal="max-risk" if max_risk < 1.0 else "similarity")
         return Decision(True, None, audit=compares, audit_chance=float(compares))
 
-    def assess(self, evidence: Evidence, max_risk: float = 1.0) -> Assessment:
-        decision = self.decide(evidence, max_risk)
+    def assess(self, evidence: Evidence, max_risk: float = 1.0) -> Decision:
+        return self.decide(evidence, max_risk)
+
+    def reason(self, evidence: Evidence, decision: Decision, max_risk: float) -> str:
         if max_risk < 1.0:
-            return Assessment(decision, "a fixed threshold knows no risk, which the request limits")
+            return "a fixed threshold knows no risk, which the request limits"
         place = "at or above" if decision.serve else "below"
-        return Assessment(decision, f"the similarity {evidence.similarity:.4f} is {place} {self._threshold:g}")
+        return f"the similarity {evidence.similarity:.4f} is {place} {self._threshold:g}"
 
     def figures(self) -> dict[str, float]:
         return {"threshold": self._threshold}

@@ -6,8 +6,7 @@ from collections import Counter
 import msgspec
 
 from cache.semantic.judge.error_rates import ErrorRates, JudgedPair, decode_pair
-from cache.semantic.policy.label import Label, decode_label, encode_label
-from cache.semantic.policy.policy import Policy
+from cache.semantic.policy.policy import Label, Policy, decode_label, encode_label
 from cache.semantic.policy.state import OtherVersion, UnusableState
 
 log = logging.getLogger(__name__)

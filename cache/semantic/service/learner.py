@@ -19,8 +19,7 @@ from cache.semantic.judge.error_rates import JudgedPair
 from cache.semantic.judge.judge import Judge
 from cache.semantic.judge.repeatability import MAX_DISAGREEMENT, disagreement_of, is_repeatable
 from cache.semantic.messages import AnswerStored
-from cache.semantic.policy.label import Label, Source
-from cache.semantic.policy.policy import COMPARED_ANSWERS, LEAST_COMPARED, label_of
+from cache.semantic.policy.policy import COMPARED_ANSWERS, LEAST_COMPARED, JudgeError, Label, Source, label_of
 from cache.semantic.policy.posterior import sigmoid
 from cache.semantic.service.answers import Answers, KnownAnswer, plain_answer
 from cache.semantic.service.labels import Labels
@@ -132,7 +131,7 @@ class Learner:
         if self._judging:
             await asyncio.wait(self._judging)
 
-    def add_label(self, query: Query, same: bool, source: Source, judge: tuple[float, float] | None = None) -> bool:
+    def add_label(self, query: Query, same: bool, source: Source, judge: JudgeError | None = None) -> bool:
         """Let the policy learn, here and in all other processes, whether the answer that was, or would have been,
         served was right; `judge` is how often who says so errs. False if there is nothing to learn.
         """
@@ -339,10 +338,11 @@ class Learner:
     async def _conclude(self, comparison: Comparison, verdicts: dict[str, bool | None]) -> None:
         fresh, query = comparison.record, comparison.query
         if query is not None:
-            query.watched.judged(verdicts)
+            if query.watched is not None:
+                query.watched.judged(verdicts)
             if (same := verdicts.get(query.entry)) is not None:
                 error = self.labels.errors.error(fresh.model, fresh.answers)
-                self.add_label(query, same, "audit" if query.is_audit else "miss", (error.recall, error.false_same))
+                self.add_label(query, same, "audit" if query.is_audit else "miss", error)
         equal = [kept for kept in map(self.neighbours.records.get, verdicts) if kept and verdicts[kept.entry]]
         if equal:  # the group of one of the same tenant, if there is one
             first = min(equal, key=lambda record: record.namespace != fresh.namespace)

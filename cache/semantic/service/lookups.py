@@ -18,7 +18,6 @@ from cache.semantic.policy.policy import Decision, Evidence
 _MOST = 4096
 _MAX_SECONDS = 0.05
 _REGENERATE_SECONDS = 10.0
-_UNWATCHED = WatchedDecision(None, None)
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -47,7 +46,7 @@ class Query:
     vector: npt.NDArray[np.float32] | None = None
     evidence: Evidence | None = None
     decision: Decision | None = None
-    watched: WatchedDecision = _UNWATCHED
+    watched: WatchedDecision | None = None
     time: float = field(default_factory=time.monotonic)
     """Monotonic seconds."""
 

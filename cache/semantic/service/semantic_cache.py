@@ -130,10 +130,10 @@ class SemanticCache:
         policy = self._policy(ask)
         evidence = candidate.evidence if candidate is not None and not candidate.veto else None
         # What a veto forbids is only counted, and named, where it would be served without.
-        unvetoed = policy.assess(candidate.evidence, max_risk).decision if candidate and candidate.veto else None
+        unvetoed = policy.assess(candidate.evidence, max_risk) if candidate and candidate.veto else None
         decision = policy.decide(evidence, max_risk, compares=not ask.serve)
         stored = candidate and self._stored(policy, candidate, unvetoed or decision)
-        watched = self.decisions.decided(ask, max_risk, decision, unwanted, stored)
+        watched = self.decisions.add(ask, decision, unwanted, stored)
         # With a threshold of its own a request is outside the budget: it spends nothing, and is no label.
         learned = None if ask.threshold else evidence
         query = Query(ask, "" if evidence is None else evidence.entry, vector, learned, decision, watched)
@@ -177,7 +177,8 @@ class SemanticCache:
             return messages.Explanation("", "", None, reason)
         candidate, policy = await self._candidate(ask.text, near), self._policy(ask)
         evidence = candidate.evidence
-        decision, reason = policy.assess(evidence, ask.max_risk)
+        decision = policy.assess(evidence, ask.max_risk)
+        reason = policy.reason(evidence, decision, ask.max_risk)
         if candidate.veto:
             reason = f"the veto {candidate.veto!r} forbids the answer; without it: {reason}"
         vetoes = dict(zip(evidence.members, candidate.vetoes, strict=True))
@@ -216,7 +217,8 @@ class SemanticCache:
             return 0
         self.figures.counts["blamed"] += 1
         self._rejected[key] = None
-        served.watched.complained()
+        if served.watched is not None:
+            served.watched.complained()
         return int(self._learner.add_label(served, False, "user"))
 
 

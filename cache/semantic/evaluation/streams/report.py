@@ -20,7 +20,7 @@ from cache.semantic.evaluation.streams.simulation import (
 from cache.semantic.evaluation.vectors import vectors_of
 from cache.semantic.normal_form.normal_form import normal_form
 from cache.semantic.policy.budget import WARM_LABELS
-from cache.semantic.policy.posterior import JudgeError
+from cache.semantic.policy.policy import JudgeError
 
 CHECKPOINTS = 10
 

@@ -14,11 +14,11 @@ from cache.semantic.policy.policy import (
     LEAST_COMPARED,
     NEIGHBOURS,
     Evidence,
+    JudgeError,
     Neighbourhood,
     Policy,
     label_of,
 )
-from cache.semantic.policy.posterior import JudgeError
 from cache.semantic.wording.comparison import compare
 from cache.semantic.wording.text import Text
 
@@ -206,7 +206,7 @@ def steps_by_policy(
             around = Neighbourhood([str(n) for n in near], similarities.tolist(), list(map(str, groups[near].tolist())))
             voted = policy.vote(around)
             evidence, source, veto = _compared_texts(stream, asked, near, voted)
-            if veto and vetoed is not None and policy.assess(voted).decision.serve:
+            if veto and vetoed is not None and policy.assess(voted).serve:
                 vetoed(veto, bool(stream.answers[near[voted.members[0]]] != stream.answers[asked]))
         decision = policy.decide(evidence)
         verdicts: dict[int, bool | None] = {}

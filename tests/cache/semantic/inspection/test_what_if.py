@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.semantic.inspection.what_if import DELTAS, HOUR, KEPT, MINUTE, DecidedRequest, WhatIf
+from cache.semantic.inspection.what_if import DELTAS, HOUR, KEPT, MINUTE, WhatIf
 from cache.semantic.messages import WhatIfAccount, WhatIfPoint
-from cache.semantic.policy.policy import Decision, label_of
-from cache.semantic.policy.posterior import JudgeError
+from cache.semantic.policy.policy import Decision, JudgeError, label_of
 from tests.cache.semantic.policy.streams import Stream, near
 
 SURE = JudgeError()
@@ -32,9 +31,9 @@ class WatchedStream(Stream):
         evidence = near(similarity, entry=entry or str(self.requests))
         decision = self.policy.decide(evidence, compares=self.observe)
         was_served = decision.serve and not self.observe
-        request = self.what_if.decided(decision, 1.0, was_served, float(self.requests))
-        for account in request.hits:
-            self.truth[account.delta] += not right
+        request = self.what_if.count_request(decision, 1.0, was_served, float(self.requests))
+        for each in request.hits:
+            self.truth[each] += not right
         self.requests += 1
         self.hits += decision.serve
         self.wrong += decision.serve and not right
@@ -99,7 +98,9 @@ async def test_only_the_last_requests_are_counted_anew() -> None:
     """Their first one says since when."""
     what_if = WhatIf(0.01, SURE)
     for second in range(KEPT + 5):
-        what_if.decided(Decision(False, 1.0, refusal="none near"), 1.0, was_served=False, time=float(second))
+        what_if.count_request(
+            Decision(False, 1.0, math.inf, refusal="none near"), 1.0, was_served=False, time=float(second)
+        )
     (known,) = await what_if.accounts((0.01,), HOUR, 0, 1)
     (anew,) = await what_if.accounts((0.03,), HOUR, 0, 1)
     assert (known.requests, known.since) == (KEPT + 5, 0.0)
@@ -109,7 +110,7 @@ async def test_only_the_last_requests_are_counted_anew() -> None:
 async def test_a_judgement_counts_in_the_minute_of_its_request() -> None:
     """Also where it comes later. Shares are of all minutes up to one."""
     what_if = WhatIf(0.5, SURE)
-    requests = [what_if.decided(hit(0.001), 1.0, was_served=False, time=float(second)) for second in range(120)]
+    requests = [what_if.count_request(hit(0.001), 1.0, was_served=False, time=float(second)) for second in range(120)]
     for second, request in enumerate(requests):
         request.judge(second < 60)
     (account,) = await what_if.accounts((0.5,), MINUTE, 2, 4)
@@ -130,7 +131,7 @@ async def test_an_audit_stands_for_the_hits_that_were_not_drawn() -> None:
     what_if = WhatIf(0.5, SURE)
     for number in range(1000):
         audit = number % 10 == 0
-        request = what_if.decided(hit(0.001, 0.1, audit), 1.0, was_served=True, time=0.0)
+        request = what_if.count_request(hit(0.001, 0.1, audit), 1.0, was_served=True, time=0.0)
         request.judge(number % 100 != 0)  # of those that nobody drew, it must not count
     (account,) = await what_if.accounts((0.5,), HOUR, 0, 1)
     assert account.judged <= 100
@@ -153,23 +154,29 @@ def test_shares_are_shares_whatever_comes(requests: list[tuple[float, float, boo
         decision = Decision(
             not refusal,
             min(1.0, risk * inflation),
-            risk,
+            math.inf if refusal == "none near" else risk,
             audit=not refusal,
             audit_chance=0.0 if refusal else 0.5,
             inflation=inflation,
             refusal=refusal,  # type: ignore[arg-type]
         )
-        request = what_if.decided(decision, 1.0, was_served=not refusal, time=float(number))
+        request = what_if.count_request(decision, 1.0, was_served=not refusal, time=float(number))
         assert refusal not in ("none near", "warm-up") or not request.hits
         request.judge(same)
         request.judge(not same)
         assert request.same is same
-        for account in request.hits:
-            share = account.all.wrong_share(SURE)
-            assert 0 <= share.estimate <= share.upper <= account.all.hits / account.all.requests + 1e-12
+        for tally in (tally for tallies in request.hits.values() for tally in tallies):
+            share = tally.wrong_share(SURE)
+            assert 0 <= share.estimate <= share.upper <= tally.hits / tally.requests + 1e-12
 
 
 def test_a_request_without_neighbours_is_infinitely_risky() -> None:
     """So it is never a hit, whatever the correction."""
-    request = DecidedRequest(Decision(False, 1.0, refusal="none near"), 1.0, was_served=False, time=0.0)
-    assert request.plain_risk == math.inf
+    stream = Stream(0.5, 0)
+    stream.run(500, 80.0)
+    decision = stream.policy.decide(None)
+    assert decision.plain_risk == math.inf
+    what_if = WhatIf(0.5, SURE)
+    for second in range(200):
+        assert what_if.count_request(hit(0.0), 1.0, was_served=True, time=float(second)).hits
+        assert not what_if.count_request(decision, 1.0, was_served=False, time=float(second)).hits

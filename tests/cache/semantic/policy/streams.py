@@ -4,9 +4,7 @@ import random
 
 from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.evidence import evidence_of
-from cache.semantic.policy.label import Label
-from cache.semantic.policy.policy import Decision, Evidence, Neighbourhood, label_of
-from cache.semantic.policy.posterior import JudgeError
+from cache.semantic.policy.policy import Decision, Evidence, JudgeError, Label, Neighbourhood, label_of
 
 
 def dice(seed: int = 0) -> random.Random:

@@ -3,9 +3,8 @@
 import pytest
 
 from cache.semantic.policy.budget import BudgetPolicy
-from cache.semantic.policy.policy import label_of
-from cache.semantic.policy.posterior import JudgeError
-from cache.semantic.policy.wrong_answer_risk import MAX_PENALTIES, WrongAnswerRisk
+from cache.semantic.policy.calibration import MAX_PENALTIES, WrongAnswerRisk
+from cache.semantic.policy.policy import JudgeError, label_of
 from tests.cache.semantic.policy.streams import Stream, dice, near, right_at
 
 DELTA = 0.01

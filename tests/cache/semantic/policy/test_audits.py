@@ -13,8 +13,8 @@ def drawn(load: AuditLoad, risks: list[float | None]) -> list[tuple[float, bool]
     draws = []
     for risk in risks:
         load.request()
-        chance = 0.0 if risk is None else load.chance_of(risk)
-        draws.append((chance, load.draw(chance)))
+        audited, chance = (False, 0.0) if risk is None else load.draw(risk)
+        draws.append((chance, audited))
     return draws
 
 

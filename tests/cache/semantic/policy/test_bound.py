@@ -5,10 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache.semantic.policy.bound import CONFIDENCE, WINDOW, Tally, WrongAnswers, WrongShare
-from cache.semantic.policy.label import Label
-from cache.semantic.policy.policy import Decision
-from cache.semantic.policy.posterior import JudgeError
+from cache.semantic.policy.bound import CONFIDENCE, WINDOW, Tallies, Tally, WrongShare
+from cache.semantic.policy.policy import Decision, JudgeError, Label
 from tests.cache.semantic.policy.streams import dice
 
 SURE = JudgeError()
@@ -30,16 +28,16 @@ def simulated(seed: int, judge: JudgeError, wrong: float, chances: tuple[float, 
     chance, tally, failed = dice(seed), Tally(), 0
     for turn in range(1000):
         if turn % 2:
-            tally.decided(MISS)
+            tally.count_request(MISS)
             continue
         audited = chances[turn // 2 % len(chances)]
         # The doubtful ones are audited more often.
         is_wrong = chance.random() < wrong * audited / (sum(chances) / len(chances))
         failed += is_wrong
-        tally.decided(hit(audited))
+        tally.count_request(hit(audited))
         if chance.random() < audited:
             says_same = chance.random() < (judge.false_same if is_wrong else judge.recall)
-            tally.judged(verdict(says_same, audited))
+            tally.count_label(verdict(says_same, audited))
     return tally.wrong_share(judge), failed / 1000
 
 
@@ -62,11 +60,11 @@ def test_nothing_is_known_before_there_is_anything() -> None:
     """No request: everything may be wrong. Misses only: nothing is. Hits that nobody audits: all of them may be."""
     tally = Tally()
     assert tally.wrong_share(SURE) == (0.0, 1.0)
-    tally.decided(MISS)
+    tally.count_request(MISS)
     assert tally.wrong_share(SURE) == (0.0, 0.0)
-    tally.decided(hit(0.0))
+    tally.count_request(hit(0.0))
     assert tally.wrong_share(SURE) == (0.0, 0.5)
-    tally.decided(hit(0.01))
+    tally.count_request(hit(0.01))
     assert tally.wrong_share(SURE).upper == pytest.approx(2 / 3)
 
 
@@ -76,9 +74,9 @@ def test_audits_without_a_find_narrow_the_bound() -> None:
     for _ in range(3):
         tally = Tally()
         for turn in range(20_000):
-            tally.decided(hit(0.05))
+            tally.count_request(hit(0.05))
             if turn % 20 == 0:
-                tally.judged(verdict(True, 0.05))
+                tally.count_label(verdict(True, 0.05))
         bounds.append(tally.wrong_share(SURE).upper)
     assert bounds[0] == pytest.approx(3.0 / 1000, rel=0.05)
 
@@ -88,12 +86,12 @@ def test_hits_that_no_audit_could_find_count_like_the_others() -> None:
     watched, all_hits = Tally(), Tally()
     for turn in range(2000):
         for tally in (watched, all_hits):
-            tally.decided(hit(0.1))
+            tally.count_request(hit(0.1))
             if turn % 10 == 0:
-                tally.judged(verdict(turn % 100 != 0, 0.1))
+                tally.count_label(verdict(turn % 100 != 0, 0.1))
     for _ in range(2000):
-        watched.decided(MISS)
-        all_hits.decided(hit(0.0))
+        watched.count_request(MISS)
+        all_hits.count_request(hit(0.0))
     assert all_hits.wrong_share(SURE).estimate == pytest.approx(2 * watched.wrong_share(SURE).estimate)
     assert all_hits.wrong_share(SURE).upper == pytest.approx(2 * watched.wrong_share(SURE).upper)
 
@@ -105,9 +103,9 @@ def test_audits_that_nobody_could_judge_are_not_taken_for_right() -> None:
         tally = Tally()
         for turn in range(4000):
             drawn = turn % 10 == 0
-            tally.decided(Decision(True, 0.01, 0.01, drawn, 0.1))
+            tally.count_request(Decision(True, 0.01, 0.01, drawn, 0.1))
             if drawn and turn // 10 % answered == 0:
-                tally.judged(verdict(turn // 10 % 20 > 1, 0.1))
+                tally.count_label(verdict(turn // 10 % 20 > 1, 0.1))
         shares.append(tally.wrong_share(SURE))
     assert shares[1].estimate == pytest.approx(shares[0].estimate)
     assert shares[1].upper > shares[0].upper
@@ -118,8 +116,8 @@ def test_a_complaint_is_no_estimate() -> None:
     tallies = {source: Tally() for source in ("user", "audit")}
     for source, tally in tallies.items():
         for _ in range(1000):
-            tally.decided(hit(0.05))
-        tally.judged(verdict(False, 0.05, source))
+            tally.count_request(hit(0.05))
+        tally.count_label(verdict(False, 0.05, source))
     assert (tallies["user"].complaints, tallies["user"].wrong_share(SURE).estimate) == (1, 0.0)
     assert tallies["audit"].wrong_share(SURE).estimate == pytest.approx(20 / 1000)
 
@@ -138,9 +136,9 @@ def counted(events: list[Decision | Label]) -> Tally:
     tally = Tally()
     for event in events:
         if isinstance(event, Decision):
-            tally.decided(event)
+            tally.count_request(event)
         else:
-            tally.judged(event)
+            tally.count_label(event)
     return tally
 
 
@@ -149,8 +147,7 @@ def counted(events: list[Decision | Label]) -> Tally:
 def test_tallies_of_two_processes_are_one_of_both(here: list[Decision | Label], there: list[Decision | Label]) -> None:
     """Sent over as bytes and added, they say what one that saw it all would say."""
     sent = msgspec.msgpack.decode(msgspec.msgpack.encode(counted(there)), type=Tally)
-    both = counted(here)
-    both.add(sent)
+    both = counted(here) + sent
     for name in both.__struct_fields__:
         assert getattr(both, name) == pytest.approx(getattr(counted(here + there), name))
 
@@ -165,13 +162,13 @@ def test_shares_are_shares(events: list[Decision | Label], recall: float, false_
 
 def test_the_recent_window_forgets() -> None:
     """A bad time is in the figures of all requests for ever, and in the recent ones for WINDOW requests."""
-    answers = WrongAnswers()
+    answers = Tallies()
 
     def go_on(requests: int, same: bool) -> None:
         for turn in range(requests):
-            answers.decided(hit(0.1))
+            answers.count_request(hit(0.1))
             if turn % 10 == 0:
-                answers.judged(verdict(same, 0.1))
+                answers.count_label(verdict(same, 0.1))
 
     go_on(WINDOW, False)
     assert answers.recent.wrong_share(SURE).estimate == pytest.approx(1.0, rel=0.01)

@@ -6,11 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache.semantic.policy.budget import WARM_LABELS, BudgetPolicy, max_risk
-from cache.semantic.policy.label import Label, Source
-from cache.semantic.policy.ledger import HORIZON
-from cache.semantic.policy.policy import Decision, Neighbourhood, label_of
-from cache.semantic.policy.posterior import JudgeError
+from cache.semantic.policy.budget import WARM_LABELS, BudgetPolicy
+from cache.semantic.policy.ledger import HORIZON, max_risk
+from cache.semantic.policy.policy import Decision, JudgeError, Label, Neighbourhood, Source, label_of
 from tests.cache.semantic.policy.streams import Stream, dice, near, right_at, risk_of
 
 
@@ -217,8 +215,8 @@ def test_figures_are_corrected_by_the_errors_of_the_judges() -> None:
     """A judge who misses four of ten same answers makes that many audits look wrong, and is known to."""
     believed, known = (BudgetPolicy(0.01, JudgeError(), dice()) for _ in range(2))
     for number in range(400):
-        for policy, judge in ((believed, None), (known, (0.6, 0.0))):
-            policy.wrong_answers.decided(Decision(True, 0.01, 0.01, audit=True, audit_chance=1.0))
+        for policy, judge in ((believed, None), (known, JudgeError(0.6, 0.0))):
+            policy.tallies.count_request(Decision(True, 0.01, 0.01, audit=True, audit_chance=1.0))
             label = Label("e", (), number % 10 < 6, "audit", 0.01, 1.0, judge=judge)
             policy.settle(label)
     assert believed.figures()["wrong"] == pytest.approx(0.4, abs=0.01)
@@ -232,5 +230,5 @@ def test_each_label_is_as_sure_as_who_judged_it() -> None:
     for same in (True, False, True, True):
         label = label_of(near(0.9), of_all.decide(near(0.9)), same, "miss")
         of_all.learn(label)
-        of_each.learn(msgspec.structs.replace(label, judge=(judge.recall, judge.false_same)))
+        of_each.learn(msgspec.structs.replace(label, judge=judge))
     assert of_each.snapshot() == of_all.snapshot()

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cache.semantic.policy.calibration import Calibration
-from cache.semantic.policy.label import Label, Source
-from cache.semantic.policy.posterior import JudgeError
+from cache.semantic.policy.policy import JudgeError, Label, Source
 from cache.semantic.policy.state import UnusableState, freeze, thaw
 
 SURE = JudgeError()
@@ -25,7 +24,7 @@ def after(audits: int, wrong: float, risk: float = 0.01, judge: JudgeError = SUR
     for _ in range(audits):
         same = chance.random() >= wrong
         said = chance.random() < (judge.recall if same else judge.false_same)
-        calibration.count(judged(said, risk), judge.recall, 0.01, 0.2)
+        calibration.count(judged(said, risk), judge.recall, 0.01)
     return calibration.ratio
 
 
@@ -62,11 +61,11 @@ def test_misses_near_the_limit_count_a_little() -> None:
     calibration = Calibration()
     before = calibration.ratio
     for label in (judged(False, 0.3, "miss"), judged(False, 0.005, "miss"), judged(False, 0.05, "user")):
-        calibration.count(label, 1.0, 0.01, 0.2)
+        calibration.count(label, 1.0, 0.01)
     assert calibration.ratio == before
-    calibration.count(judged(False, 0.05, "miss"), 1.0, 0.01, 0.2)
+    calibration.count(judged(False, 0.05, "miss"), 1.0, 0.01)
     of_miss = calibration.ratio
-    calibration.count(judged(False, 0.05, "audit"), 1.0, 0.01, 0.2)
+    calibration.count(judged(False, 0.05, "audit"), 1.0, 0.01)
     assert 0 < of_miss - before < (calibration.ratio - of_miss) / 2
 
 
@@ -75,7 +74,7 @@ def test_it_is_always_a_number_and_survives_its_state(labels: list[tuple[bool, f
     """At least the least, and the same when it is restored."""
     calibration = Calibration()
     for same, risk, source in labels:
-        calibration.count(judged(same, risk, source), 0.8, 0.01, 0.2)
+        calibration.count(judged(same, risk, source), 0.8, 0.01)
     assert 0.25 <= calibration.ratio < math.inf
     assert thaw(freeze("calibration", calibration), "calibration", Calibration) == calibration
 

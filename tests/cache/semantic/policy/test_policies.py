@@ -5,8 +5,7 @@ import math
 import pytest
 
 from cache.semantic.policy.budget import BudgetPolicy
-from cache.semantic.policy.policy import Neighbourhood, Policy, label_of
-from cache.semantic.policy.posterior import JudgeError
+from cache.semantic.policy.policy import JudgeError, Neighbourhood, Policy, label_of
 from cache.semantic.policy.threshold import ThresholdPolicy
 from tests.cache.semantic.policy.streams import dice
 
@@ -55,13 +54,15 @@ def test_an_assessment_foretells_and_changes_nothing(policy: Policy) -> None:
     """What is served by chance aside, it says what `decide` does, and the sentence for it."""
     before = policy.snapshot(), policy.figures()
     evidence, distant = policy.vote(one(0.99)), policy.vote(one(0.55))
-    found = [policy.assess(evidence), policy.assess(distant), policy.assess(evidence, max_risk=0.0)]
+    asked = [(evidence, 1.0), (distant, 1.0), (evidence, 0.0)]
+    found = [policy.assess(each, max_risk) for each, max_risk in asked]
+    reasons = [policy.reason(each, seen, limit) for (each, limit), seen in zip(asked, found, strict=True)]
     parts = policy.features(evidence)
     assert (policy.snapshot(), policy.figures()) == before
-    assert [decision.serve for decision, _ in found] == [True, False, False]
-    assert all(reason for _, reason in found)
+    assert [decision.serve for decision in found] == [True, False, False]
+    assert all(reasons)
     decision = policy.decide(evidence)
-    assert found[0].decision.risk == decision.risk
+    assert found[0].risk == decision.risk
     assert (decision.risk is None) == (parts == ())
 
 

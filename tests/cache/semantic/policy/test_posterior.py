@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from cache.semantic.policy.evidence import FEATURES, evidence_of
-from cache.semantic.policy.policy import FeatureVector, Neighbourhood
-from cache.semantic.policy.posterior import JudgeError, Posterior
+from cache.semantic.policy.policy import FeatureVector, JudgeError, Neighbourhood
+from cache.semantic.policy.posterior import Posterior
 from cache.semantic.policy.state import UnusableState, freeze
 
 

@@ -15,7 +15,7 @@ from cache.semantic.evaluation.streams.simulation import (
     serve_by_threshold,
     serve_in_budget,
 )
-from cache.semantic.policy.posterior import JudgeError
+from cache.semantic.policy.policy import JudgeError
 
 ERRS = SimulatedJudge("errs and is silent", JudgeError(0.98, 0.01), silent=0.15)
 SURE = SimulatedJudge("never errs", JudgeError())

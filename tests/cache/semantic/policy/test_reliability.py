@@ -5,10 +5,9 @@ import math
 import pytest
 
 from cache.semantic.policy.budget import BudgetPolicy
+from cache.semantic.policy.calibration import BOUNDS, Reliability
 from cache.semantic.policy.evidence import FEATURES
-from cache.semantic.policy.label import Label, Source
-from cache.semantic.policy.posterior import JudgeError
-from cache.semantic.policy.reliability import BOUNDS, Reliability
+from cache.semantic.policy.policy import JudgeError, Label, Source
 from cache.semantic.policy.state import UnusableState, freeze
 from tests.cache.semantic.policy.streams import Stream, dice
 
@@ -25,14 +24,14 @@ def test_labels_are_counted_by_what_was_predicted() -> None:
     for risk, same in ((0.0, True), (0.001, True), (0.0011, True), (0.15, False), (0.2, True), (1.0, False)):
         reliability.count(label(risk, same))
     found = reliability.figures(SURE)
-    assert [(each.above, each.up_to, each.labels, each.observed) for each in found] == [
+    assert [(each["above"], each["up_to"], each["labels"], each["observed"]) for each in found] == [
         (0.0, 0.001, 2, 0.0),
         (0.001, 0.002, 1, 0.0),
         (0.1, 0.2, 2, 0.5),
         (0.5, 1.0, 1, 1.0),
     ]
-    assert [each.predicted for each in found] == pytest.approx([0.0005, 0.0011, 0.175, 1.0])
-    assert all(each.low <= each.observed <= each.high for each in found)
+    assert [each["predicted"] for each in found] == pytest.approx([0.0005, 0.0011, 0.175, 1.0])
+    assert all(each["low"] <= each["observed"] <= each["high"] for each in found)
 
 
 def test_an_audit_stands_for_the_hits_that_were_not_audited() -> None:
@@ -43,14 +42,14 @@ def test_an_audit_stands_for_the_hits_that_were_not_audited() -> None:
     for same in (True, False):
         reliability.count(label(0.03, same, "audit", 0.1))
     (found,) = reliability.figures(SURE)
-    assert (found.labels, found.audits) == (12, 2)
-    assert found.observed == pytest.approx(10 / 30)
+    assert (found["labels"], found["audits"]) == (12, 2)
+    assert found["observed"] == pytest.approx(10 / 30)
     plain = Reliability()
     for number in range(12):
         plain.count(label(0.03, number >= 4))
     (even,) = plain.figures(SURE)
-    assert even.observed == pytest.approx(found.observed)
-    assert found.high - found.low > even.high - even.low
+    assert even["observed"] == pytest.approx(found["observed"])
+    assert found["high"] - found["low"] > even["high"] - even["low"]
 
 
 def test_complaints_are_left_out() -> None:
@@ -66,8 +65,8 @@ def test_the_judges_mistakes_are_taken_off() -> None:
     for number in range(100):
         reliability.count(label(0.03, number % 5 > 0))
     (found,) = reliability.figures(JudgeError(recall=0.8))
-    assert found.observed == pytest.approx(0.0, abs=1e-12)
-    assert 0.0 < found.high < 0.2
+    assert found["observed"] == pytest.approx(0.0, abs=1e-12)
+    assert 0.0 < found["high"] < 0.2
 
 
 def test_the_newest_labels_count_most() -> None:
@@ -78,8 +77,8 @@ def test_the_newest_labels_count_most() -> None:
     for _ in range(20_000):
         reliability.count(label(0.03, True))
     (found,) = reliability.figures(SURE)
-    assert found.labels < 4_096
-    assert found.observed < 0.01
+    assert found["labels"] < 4_096
+    assert found["observed"] < 0.01
 
 
 def test_predictions_of_a_stream_are_what_comes_true() -> None:
@@ -89,11 +88,11 @@ def test_predictions_of_a_stream_are_what_comes_true() -> None:
     stream = Stream(0.02, 5, audit_share=0.2)
     stream.run(20_000, 40.0)
     found = stream.policy.reliability()
-    assert sum(each.labels for each in found) > 8_000
-    assert sum(each.audits for each in found) > 300
-    assert all(each.low <= max(each.predicted, 0.002) for each in found), found
-    assert found[-1].observed > 0.8
-    assert found[0].observed < 0.02
+    assert sum(each["labels"] for each in found) > 8_000
+    assert sum(each["audits"] for each in found) > 300
+    assert all(each["low"] <= max(each["predicted"], 0.002) for each in found), found
+    assert found[-1]["observed"] > 0.8
+    assert found[0]["observed"] < 0.02
 
 
 def test_what_was_counted_is_part_of_the_state() -> None:

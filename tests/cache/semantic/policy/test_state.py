@@ -12,9 +12,8 @@ from cache.semantic.policy import state as state_module
 from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.calibration import Calibration
 from cache.semantic.policy.evidence import FEATURES
-from cache.semantic.policy.label import Label, decode_label, encode_label
-from cache.semantic.policy.policy import Neighbourhood, Policy, label_of
-from cache.semantic.policy.posterior import JudgeError, Posterior
+from cache.semantic.policy.policy import JudgeError, Label, Neighbourhood, Policy, decode_label, encode_label, label_of
+from cache.semantic.policy.posterior import Posterior
 from cache.semantic.policy.state import VERSION, UnusableState, freeze
 from tests.cache.semantic.policy.streams import Stream, dice, near
 
@@ -155,6 +154,7 @@ LABELS = st.builds(
     source=st.sampled_from(["miss", "audit", "user"]),
     risk=st.floats(0, 1),
     chance=st.floats(0.001, 1),
+    judge=st.none() | st.builds(JudgeError, st.floats(0.5, 1), st.floats(0, 0.4)),
 )
 
 

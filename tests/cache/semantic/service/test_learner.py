@@ -24,8 +24,7 @@ from cache.semantic.judge.repeatability import is_unrepeatable
 from cache.semantic.messages import AnswerStored, LookupRequest
 from cache.semantic.policy import state as state_module
 from cache.semantic.policy.budget import BudgetPolicy
-from cache.semantic.policy.label import Label
-from cache.semantic.policy.policy import Decision
+from cache.semantic.policy.policy import Decision, Label
 from cache.semantic.service import answers as answers_module
 from cache.semantic.service import learner as learner_module
 from cache.semantic.service import neighbours as neighbours_module
@@ -455,8 +454,8 @@ async def test_a_label_says_how_often_its_judge_errs(embedder: Embedder) -> None
         first, second = (label.judge for label in learned)
         assert first is not None
         assert second is not None
-        assert first[0] > 0.999
-        assert second[0] < 0.4
+        assert first.recall > 0.999
+        assert second.recall < 0.4
         assert [label.same for label in learned] == [True, True]
 
 

@@ -96,7 +96,7 @@ async def test_many_records_are_removed_beside_lookups() -> None:
         request = LookupRequest(ask, "a.context", "Why?", 1.0, True)
         decision = Decision(True, 0.1)
         near = StoredQuestion(stored, "mock", "Why not?", 0.9, "", decision, ())
-        decisions.decided(request, 1.0, decision, "", near)
+        decisions.add(request, decision, "", near)
     neighbours = Neighbours(VectorIndex(4), removed=decisions.forget_texts)
 
     async def took(count: int) -> float:

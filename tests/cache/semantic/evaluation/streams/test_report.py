@@ -17,7 +17,7 @@ from cache.semantic.evaluation.streams.report import (
 )
 from cache.semantic.evaluation.streams.simulation import Questions, SimulatedJudge, Stream, serve_in_budget
 from cache.semantic.evaluation.vectors import vectors_of
-from cache.semantic.policy.posterior import JudgeError
+from cache.semantic.policy.policy import JudgeError
 
 DELTA = 0.05
 JUDGE = JudgeError(0.98, 0.01)
