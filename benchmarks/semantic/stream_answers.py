@@ -26,7 +26,7 @@ class AnswerJudge:
         self._said: dict[tuple[int, str], bool | None] = {}
         self.error = PRIOR_ERROR
 
-    def compare(self, asked: int, other: int, same: bool, similarity: float, chance: random.Random) -> bool | None:
+    def compare(self, asked: int, other: int, same: bool, chance: random.Random) -> bool | None:
         pair = asked, self._answers[other]
         if pair not in self._said:
             self._said[pair] = self._judged(asked, self._answers[other])

@@ -1,7 +1,6 @@
 """What the semantic cache serves of streams of real questions, and how much of it is wrong, against the budget."""
 
 import asyncio
-import random
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -21,12 +20,10 @@ from cache.semantic.evaluation.streams.simulation import (
     SimulatedJudge,
     Stream,
     StreamJudge,
-    outcome_of,
     serve_by_threshold,
     serve_in_budget,
-    steps_by_policy,
 )
-from cache.semantic.policy.budget import AUDIT_SHARE, BudgetPolicy
+from cache.semantic.policy.budget import AUDIT_SHARE
 from cache.semantic.policy.posterior import JudgeError
 from cache.semantic.wording.comparison import VETOES
 
@@ -159,10 +156,6 @@ def _judged_rows(orders: int) -> list[Row]:
     return rows
 
 
-def _dice(seed: int) -> random.Random:
-    return random.Random(seed)  # noqa: S311  # reproducible
-
-
 def _budget(stream: Stream, order: int, delta: float, judge: StreamJudge) -> Checkpoint:
     return serve_in_budget(stream, stream.order(order), order, delta, judge).end
 
@@ -202,11 +195,7 @@ def _veto_rows(name: str, stream: Stream, orders: int) -> list[Row]:
     """Of each veto: how much of what the policy would have served it withheld, right and wrong."""
     counts: Counter[tuple[str, bool]] = Counter()
     for order in range(orders):
-        policy = BudgetPolicy(_COMPARED, _JUDGE.error, _dice(order + 1))
-        steps = steps_by_policy(
-            stream, stream.order(order), policy, _JUDGE, order, vetoed=lambda *found: counts.update([found])
-        )
-        outcome_of(list(steps))
+        serve_in_budget(stream, stream.order(order), order, _COMPARED, _JUDGE, lambda *found: counts.update([found]))
     asked = orders * stream.size
     return [
         Row(

@@ -22,8 +22,6 @@ from cache.semantic.normal_form.normal_form import normal_form
 from cache.semantic.policy.budget import WARM_LABELS
 from cache.semantic.policy.posterior import JudgeError
 
-CHECKPOINTS = 10
-
 
 def report_on_stream(
     file: str,
@@ -43,9 +41,8 @@ def report_on_stream(
     vectors = vectors_of(texts, encoder, lambda done: progress(f"{done} of {len(texts)} questions embedded"))
     # A text without a direction is near nothing.
     stream = Stream(Questions.of(texts, [question.answer for question in once]), np.nan_to_num(vectors))
-    marks = sorted({round(stream.size * part / CHECKPOINTS) for part in range(1, CHECKPOINTS + 1)} - {0})
     order = np.arange(stream.size)
-    run = serve_in_budget(stream, order, 0, delta, SimulatedJudge("simulated", judge), marks)
+    run = serve_in_budget(stream, order, 0, delta, SimulatedJudge("simulated", judge))
     by_threshold = {least: serve_by_threshold(stream, order, least, with_vetoes=True) for least in THRESHOLDS}
     return {
         "file": file,
@@ -79,14 +76,16 @@ def without_repeats(asked: Sequence[AskedQuestion]) -> tuple[list[AskedQuestion]
 
 def _checkpoints(run: Run) -> list[dict[str, float]]:
     """Of each checkpoint; `latest_hits` is the share of hits since the one before."""
-    figures: list[dict[str, float]] = []
-    before = 0
-    for asked, outcome, bound in ((point.asked, point.outcome, point.upper) for point in run.checkpoints):
-        latest = float(np.mean([step.hit for step in run.steps[before:asked]]))
-        shares = {"hits": outcome.hits, "wrong": outcome.wrong, "audits": outcome.audits}
-        figures.append({"asked": asked, "latest_hits": latest, **shares, "bound": bound})
-        before = asked
-    return figures
+    starts = [0, *(point.asked for point in run.checkpoints)]
+    return [
+        {
+            "asked": point.asked,
+            "latest_hits": outcome_of(run.steps[start : point.asked]).hits,
+            **point.outcome._asdict(),
+            "bound": point.upper,
+        }
+        for start, point in zip(starts, run.checkpoints, strict=False)
+    ]
 
 
 def _languages(languages: Sequence[str], run: Run) -> dict[str, Any]:
