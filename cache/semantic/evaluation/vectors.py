@@ -10,7 +10,10 @@ _BATCH = 64
 
 
 def vectors_of(texts: Sequence[str], encoder: Encoder, progress: Callable[[int], None] = lambda done: None) -> Vectors:
-    """Their vectors, float32 [texts, dimensions]; `progress` is told now and then how many there are."""
+    """Their vectors, float32 [texts, dimensions], 0 for a text without a direction: it is near nothing.
+
+    `progress` is told now and then how many there are.
+    """
     # Texts of about one length go together: the short ones of a batch are computed as long as its longest.
     order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
     vectors = np.empty((len(texts), encoder.dimensions), dtype=np.float32)
@@ -18,4 +21,4 @@ def vectors_of(texts: Sequence[str], encoder: Encoder, progress: Callable[[int],
         batch = order[start : start + _BATCH]
         vectors[batch] = encoder.encode([texts[place] for place in batch])
         progress(start + len(batch))
-    return vectors
+    return np.nan_to_num(vectors)

@@ -39,8 +39,7 @@ def report_on_stream(
     once, other_answers = without_repeats(asked)
     texts = [question.text for question in once]
     vectors = vectors_of(texts, encoder, lambda done: progress(f"{done} of {len(texts)} questions embedded"))
-    # A text without a direction is near nothing.
-    stream = Stream(Questions.of(texts, [question.answer for question in once]), np.nan_to_num(vectors))
+    stream = Stream(Questions.of(texts, [question.answer for question in once]), vectors)
     order = np.arange(stream.size)
     run = serve_in_budget(stream, order, 0, delta, SimulatedJudge("simulated", judge))
     by_threshold = {least: serve_by_threshold(stream, order, least, with_vetoes=True) for least in THRESHOLDS}
