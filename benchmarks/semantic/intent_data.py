@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.semantic.embedding.load import load_encoder
-from cache.semantic.evaluation.streams.simulation import Questions
+from cache.semantic.evaluation.simulation import Questions
 from cache.semantic.evaluation.vectors import vectors_of
 
 Split = Literal["train", "test"]

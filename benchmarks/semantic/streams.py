@@ -13,7 +13,7 @@ from benchmarks.semantic.intent_data import banking77, clinc150, embedded, half_
 from benchmarks.semantic.peer_caches.banking import answers_of
 from benchmarks.semantic.stream_answers import AnswerJudge
 from benchmarks.semantic.vcache import serve_by_vcache
-from cache.semantic.evaluation.streams.simulation import (
+from cache.semantic.evaluation.simulation import (
     Checkpoint,
     Outcome,
     Questions,

@@ -6,7 +6,7 @@ from collections import defaultdict
 import numpy as np
 import numpy.typing as npt
 
-from cache.semantic.evaluation.streams.simulation import Ints, Outcome, Stream, StreamJudge, outcome_of
+from cache.semantic.evaluation.simulation import Ints, Outcome, Stream, StreamJudge, outcome_of
 
 # Where a boundary may be (beyond 1: no similarity is enough), and how steep the curve is there.
 _BOUNDARIES = np.linspace(0.0, 1.1, 56, dtype=np.float32)

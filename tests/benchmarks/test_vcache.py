@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.semantic.vcache import VCache, serve_by_vcache
-from cache.semantic.evaluation.streams.simulation import Questions, SimulatedJudge, Stream
+from cache.semantic.evaluation.simulation import Questions, SimulatedJudge, Stream
 from cache.semantic.policy.posterior import JudgeError
 
 

@@ -26,15 +26,12 @@ MAX_LABELS = 20_000
 _SEED = 20260
 Flags = npt.NDArray[np.bool_]
 Report = dict[str, Any]
+Progress = Callable[[str], None]
+"""It is told now and then how far a report is."""
 
 
-def report_on_pairs(
-    file: str, pairs: Sequence[LabelledPair], encoder: Encoder, progress: Callable[[str], None], delta: float
-) -> Report:
-    """All figures of `pairs` as JSON values: of the policy with budget `delta` and of static THRESHOLDS.
-
-    `progress` is told now and then how far it is.
-    """
+def report_on_pairs(pairs: Sequence[LabelledPair], encoder: Encoder, progress: Progress, delta: float) -> Report:
+    """All figures of `pairs` as JSON values: of the policy with budget `delta` and of static THRESHOLDS."""
     similarities = _similarities(pairs, encoder, progress)
     wordings = [compare(Text.of(pair.asked), [Text.of(pair.cached)]) for pair in pairs]
     evidence = [features_of(*each) for each in zip(similarities.tolist(), wordings, strict=True)]
@@ -46,7 +43,6 @@ def report_on_pairs(
         for of in (True, False)
     )
     return {
-        "file": file,
         "pairs": len(pairs),
         "positives": int(same.sum()),
         "negatives": int((~same).sum()),
@@ -65,9 +61,7 @@ def report_on_pairs(
     }
 
 
-def _similarities(
-    pairs: Sequence[LabelledPair], encoder: Encoder, progress: Callable[[str], None]
-) -> npt.NDArray[np.float32]:
+def _similarities(pairs: Sequence[LabelledPair], encoder: Encoder, progress: Progress) -> npt.NDArray[np.float32]:
     """Cosines, float32 [pairs]; 0 where a text is empty, since nothing is ever served for such a one."""
     texts = list(dict.fromkeys(text for pair in pairs for text in (pair.cached, pair.asked)))
     vectors = vectors_of(texts, encoder, lambda done: progress(f"{done} of {len(texts)} texts embedded"))
@@ -166,8 +160,8 @@ def format_pairs_report(report: Report) -> str:
     vetoes = (f"{name} {count['positives']}, {count['negatives']}" for name, count in report["vetoes"].items())
     return "\n".join(
         [
-            f"{report['file']}: {report['pairs']} pairs, {report['positives']} positive and {report['negatives']}"
-            f" negative, embedded with {report['model']}",
+            f"{report['pairs']} pairs, {report['positives']} positive and {report['negatives']} negative, embedded with"
+            f" {report['model']}",
             "",
             "              vetoes on                      vetoes off",
             "serve         recall  wrong/hits  neg.served  recall  wrong/hits  neg.served",

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.semantic.intent_data import banking77, clinc150, half_unrepeatable, sparse
 from benchmarks.semantic.streams import best_within
-from cache.semantic.evaluation.streams.simulation import (
+from cache.semantic.evaluation.simulation import (
     Outcome,
     Questions,
     SimulatedJudge,

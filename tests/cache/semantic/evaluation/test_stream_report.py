@@ -10,12 +10,8 @@ import pytest
 from benchmarks.semantic.intent_data import banking77
 from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.evaluation.rows import AskedQuestion
-from cache.semantic.evaluation.streams.report import (
-    format_stream_report,
-    report_on_stream,
-    without_repeats,
-)
-from cache.semantic.evaluation.streams.simulation import Questions, SimulatedJudge, Stream, serve_in_budget
+from cache.semantic.evaluation.simulation import Questions, SimulatedJudge, Stream, serve_in_budget
+from cache.semantic.evaluation.stream_report import format_stream_report, report_on_stream, without_repeats
 from cache.semantic.evaluation.vectors import vectors_of
 from cache.semantic.policy.posterior import JudgeError
 
@@ -34,7 +30,7 @@ def asked() -> list[AskedQuestion]:
 
 
 def report(encoder: Encoder, asked: list[AskedQuestion]) -> dict[str, Any]:
-    return report_on_stream("log.csv", asked, encoder, lambda done: None, DELTA, JUDGE)
+    return report_on_stream(asked, encoder, lambda done: None, DELTA, JUDGE)
 
 
 def test_the_figures_are_those_of_the_simulation(minilm: Encoder, asked: list[AskedQuestion]) -> None:
