@@ -195,7 +195,7 @@ def _veto_rows(name: str, stream: Stream, orders: int) -> list[Row]:
     """Of each veto: how much of what the policy would have served it withheld, right and wrong."""
     counts: Counter[tuple[str, bool]] = Counter()
     for order in range(orders):
-        serve_in_budget(stream, stream.order(order), order, _COMPARED, _JUDGE, lambda *found: counts.update([found]))
+        counts += serve_in_budget(stream, stream.order(order), order, _COMPARED, _JUDGE).withheld
     asked = orders * stream.size
     return [
         Row(

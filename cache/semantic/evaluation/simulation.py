@@ -1,7 +1,8 @@
 """A semantic cache whose questions have known answers: what each policy serves of a stream, and how much is wrong."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -70,13 +71,15 @@ class Checkpoint(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A stream that was asked to its end: each request in the order of asking, and how it stood on the way.
+    """A stream that was asked to its end: each request in the order of asking, and how it stood after each tenth.
 
-    There is a checkpoint after each tenth of the requests.
+    `withheld` counts, for each veto, the answers that the policy would have served without it: right ones under
+    (name, False), wrong ones under (name, True).
     """
 
     steps: list[Outcome]
     checkpoints: list[Checkpoint]
+    withheld: Counter[tuple[str, bool]]
 
     @property
     def end(self) -> Checkpoint:
@@ -136,18 +139,8 @@ class Stream:
         return near[order], similarities[order]
 
 
-def serve_in_budget(
-    stream: Stream,
-    order: Ints,
-    seed: int,
-    delta: float,
-    judge: StreamJudge,
-    vetoed: Callable[[str, bool], None] | None = None,
-) -> Run:
-    """What the default policy serves with a budget of `delta`: misses are stored, and what `judge` says teaches it.
-
-    `vetoed` is told of each veto of what the policy would have served: its name, and whether that was wrong.
-    """
+def serve_in_budget(stream: Stream, order: Ints, seed: int, delta: float, judge: StreamJudge) -> Run:
+    """What the default policy serves with a budget of `delta`: misses are stored, and what `judge` says teaches it."""
     policy = BudgetPolicy(delta, judge.error, random.Random(seed + 1))  # noqa: S311  # reproducible
     chance = random.Random(seed)  # noqa: S311  # reproducible
     marks = {round(stream.size * part / CHECKPOINTS) for part in range(1, CHECKPOINTS + 1)}
@@ -155,7 +148,7 @@ def serve_in_budget(
     stored = np.zeros(stream.size, dtype=np.bool_)
     # By question: the first one whose answer is the same, as far as the judge has said.
     groups = np.arange(stream.size)
-    run = Run([], [])
+    run = Run([], [], Counter())
     for asked in order.tolist():
         near, similarities = stream.nearest(asked, stored, NEIGHBOURS)
         evidence, source = None, -1
@@ -166,8 +159,8 @@ def serve_in_budget(
             wording = compare(stream.texts[asked], [stream.texts[member] for member in members])
             if wording.place is not None:
                 evidence, source = voted.with_texts(wording.features), members[wording.place]
-            elif vetoed is not None and policy.assess(voted).decision.serve:
-                vetoed(wording.veto, answers[members[0]] != answers[asked])
+            elif policy.assess(voted).decision.serve:
+                run.withheld[wording.veto, answers[members[0]] != answers[asked]] += 1
         decision = policy.decide(evidence)
         others = [source] if decision.audit else []
         if not decision.serve:
