@@ -17,7 +17,6 @@ from cache.semantic.evaluation.simulation import (
     Checkpoint,
     Outcome,
     Questions,
-    SimulatedJudge,
     Stream,
     StreamJudge,
     serve_by_threshold,
@@ -45,14 +44,14 @@ _MIN_HITS = {
     "all of CLINC150": 0.63,
 }
 _MIN_HITS_OF_A_POOR_JUDGE = {"all of Banking77": 0.45, "all of CLINC150": 0.55}
-_JUDGE = SimulatedJudge("errs", JudgeError(recall=0.98, false_same=0.01))
-_POOR_JUDGE = SimulatedJudge("recall .90, false same .02", JudgeError(recall=0.90, false_same=0.02))
+_JUDGE = StreamJudge("errs", JudgeError(recall=0.98, false_same=0.01))
+_POOR_JUDGE = StreamJudge("recall .90, false same .02", JudgeError(recall=0.90, false_same=0.02))
 _OTHER_JUDGES = (
-    SimulatedJudge("never errs", JudgeError()),
-    SimulatedJudge("recall .95, false same .005", JudgeError(recall=0.95, false_same=0.005)),
+    StreamJudge("never errs", JudgeError()),
+    StreamJudge("recall .95, false same .005", JudgeError(recall=0.95, false_same=0.005)),
     # What a model is unsure of counts as different.
-    SimulatedJudge("unsure of 15 %, of 50 % of what differs", JudgeError(recall=0.98 * 0.85, false_same=0.01 * 0.5)),
-    SimulatedJudge("silent on 15 %", _JUDGE.error, silent=0.15),
+    StreamJudge("unsure of 15 %, of 50 % of what differs", JudgeError(recall=0.98 * 0.85, false_same=0.01 * 0.5)),
+    StreamJudge("silent on 15 %", _JUDGE.error, silent=0.15),
 )
 _METHOD = """\
 Questions of the test splits, in {orders} random orders each; the posterior, its features and the ledger were chosen on

@@ -4,7 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,20 +23,9 @@ Ints = npt.NDArray[np.int64]
 _LISTED = 512
 
 
-class StreamJudge(Protocol):
-    """Says whether a fresh answer is a cached one; None where the call has failed."""
-
-    @property
-    def error(self) -> JudgeError: ...
-
-    def compare(self, asked: int, other: int, same: bool, chance: random.Random) -> bool | None:
-        """Of two questions by number: whose answer is fresh, and whose is cached. `same` is what is true."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedJudge:
-    """Says whether two answers are the same, and errs as often as `error` says.
+@dataclass
+class StreamJudge:
+    """Says whether two answers of a stream are the same: here it knows, and errs as often as `error` says.
 
     Of `silent` of the pairs, whatever they are, it says nothing.
     """
@@ -46,6 +35,10 @@ class SimulatedJudge:
     silent: float = 0.0
 
     def compare(self, asked: int, other: int, same: bool, chance: random.Random) -> bool | None:
+        """Of two questions by number: whether the fresh answer to `asked` is the cached one of `other`.
+
+        `same` is what is true. None where the call has failed.
+        """
         if chance.random() < self.silent:
             return None
         return chance.random() < (self.error.recall if same else self.error.false_same)

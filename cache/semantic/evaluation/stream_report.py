@@ -27,7 +27,7 @@ def report_on_stream(
     vectors = vectors_of(texts, encoder, lambda done: progress(f"{done} of {len(texts)} questions embedded"))
     stream = simulation.Stream(simulation.Questions.of(texts, [question.answer for question in once]), vectors)
     order = np.arange(stream.size)
-    run = simulation.serve_in_budget(stream, order, 0, delta, simulation.SimulatedJudge("simulated", judge))
+    run = simulation.serve_in_budget(stream, order, 0, delta, simulation.StreamJudge("simulated", judge))
     by_threshold = {
         least: simulation.serve_by_threshold(stream, order, least, with_vetoes=True) for least in THRESHOLDS
     }
