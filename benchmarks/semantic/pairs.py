@@ -46,6 +46,18 @@ def files_of(named: str) -> list[Path]:
     return [Path(name) for name in named.split(os.pathsep) if name]
 
 
+def pairs_of(file: Path) -> list[LabelledPair]:
+    """The rows of a file. Raises CannotMeasure, also for a stream."""
+    try:
+        pairs, _ = read_rows(file)
+    except UnreadableFile as error:
+        raise CannotMeasure(f"{PAIRS}: {error}") from error
+    if not pairs:
+        stream = "has a stream of questions; it must have the columns text_a, text_b, label"
+        raise CannotMeasure(f"{PAIRS}: {file}: {stream}")
+    return pairs
+
+
 def _measure(files: Sequence[Path]) -> Figure:
     encoder = load_encoder("default", models_folder())
 
@@ -54,14 +66,7 @@ def _measure(files: Sequence[Path]) -> Figure:
 
     rows = [*_trap_rows(report(traps(), _DELTAS[0])), _hand_made()]
     for file in files:
-        try:
-            pairs, _ = read_rows(file)
-        except UnreadableFile as error:
-            raise CannotMeasure(f"{PAIRS}: {error}") from error
-        if not pairs:
-            raise CannotMeasure(
-                f"{PAIRS}: {file}: has a stream of questions; it must have the columns text_a, text_b, label"
-            )
+        pairs = pairs_of(file)
         for delta in _DELTAS:
             found = report(pairs, delta)
             rows += _rows(file.name, f"policy, delta {delta}", found["policy"], _TARGETS if delta == _DELTAS[0] else {})
