@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cache.semantic.embedding.encoder import Encoder
+from cache.semantic.embedding.encoder import Encoder, vectors_of
 from cache.semantic.evaluation.rows import LabelledPair
-from cache.semantic.evaluation.vectors import vectors_of
 from cache.semantic.policy.budget import DEVIATIONS, WARM_LABELS, max_risk
 from cache.semantic.policy.evidence import evidence_of
 from cache.semantic.policy.policy import FeatureVector, Neighbourhood

@@ -14,7 +14,7 @@ _MAX_FIELD = 10_000_000
 _COLUMNS = "text_a, text_b, label (1, 0, true or false); or question, answer_id and maybe lang"
 
 T = TypeVar("T", bound=msgspec.Struct)
-Row = tuple[int, dict[str | None, Any]]
+Row = tuple[int, dict[str, Any]]
 """The number of a line, and what it has by the names of columns."""
 
 
@@ -74,18 +74,18 @@ def _text(path: Path) -> str:
 def _csv_records(path: Path, text: str) -> Iterator[Row]:
     """Each record with the number of its last line."""
     csv.field_size_limit(_MAX_FIELD)
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
-        names = [name.strip().casefold() for name in reader.fieldnames or ()]
+        names = [name.strip().casefold() for name in next(reader, [])]
         for name in ("question", "answer_id", "lang", "text_a", "text_b", "label"):
             if names.count(name) > 1:
                 raise UnreadableFile(f"{path}, line 1: names the column {name} more than once")
-        reader.fieldnames = names
         for record in reader:
-            yield reader.line_num, record
+            if record:
+                yield reader.line_num, dict(zip(names, record, strict=False))
     except csv.Error as error:
-        line = reader.reader.line_num
-        raise UnreadableFile(f"{path}, line {line}: is no CSV: {error}; a text with quotes must be quoted") from error
+        reason = f"is no CSV: {error}; a text with quotes must be quoted"
+        raise UnreadableFile(f"{path}, line {reader.line_num}: {reason}") from error
 
 
 def _json_lines(path: Path, text: str) -> Iterator[Row]:

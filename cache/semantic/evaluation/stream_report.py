@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from cache.semantic.embedding.encoder import Encoder
+from cache.semantic.embedding.encoder import Encoder, vectors_of
 from cache.semantic.evaluation import simulation
 from cache.semantic.evaluation.pairs import THRESHOLDS, Progress, Report
 from cache.semantic.evaluation.rows import AskedQuestion
-from cache.semantic.evaluation.vectors import vectors_of
 from cache.semantic.normal_form.normal_form import normal_form
 from cache.semantic.policy.budget import WARM_LABELS
 from cache.semantic.policy.posterior import JudgeError

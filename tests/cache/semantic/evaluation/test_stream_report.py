@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from benchmarks.semantic.intent_data import banking77
-from cache.semantic.embedding.encoder import Encoder
+from cache.semantic.embedding.encoder import Encoder, vectors_of
 from cache.semantic.evaluation.rows import AskedQuestion
 from cache.semantic.evaluation.simulation import Questions, Stream, StreamJudge, serve_in_budget
 from cache.semantic.evaluation.stream_report import format_stream_report, report_on_stream, without_repeats
-from cache.semantic.evaluation.vectors import vectors_of
 from cache.semantic.policy.posterior import JudgeError
 
 DELTA = 0.05
