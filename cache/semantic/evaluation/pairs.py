@@ -130,15 +130,13 @@ def features_of(similarity: float, wording: TextComparison) -> FeatureVector:
 def _limit(risks: npt.NDArray[np.float64], same: Flags, budget: float, most: float) -> float:
     """The highest risk, `most` at most, up to which at most `budget` answers are wrong, expected or in fact.
 
-    Pairs of one risk, such as those of one similarity, are served all or none.
+    Pairs of one risk, such as those of one similarity, are served all or none. -1 where none can be served.
     """
     order = np.argsort(risks, kind="stable")
-    sorted_risks = risks[order]
-    wrong = np.maximum(np.cumsum(sorted_risks), np.cumsum(~same[order]))
-    within = (wrong <= budget) & (sorted_risks <= most)
-    is_last_of_its_risk = np.append(sorted_risks[1:] > sorted_risks[:-1], True)
-    ends = np.flatnonzero(within & is_last_of_its_risk)
-    return float(sorted_risks[ends[-1]]) if len(ends) else -1.0
+    rising = risks[order]
+    wrong = np.maximum(np.cumsum(rising), np.cumsum(~same[order]))
+    too_high = rising[(wrong > budget) | (rising > most)].min(initial=np.inf)
+    return float(rising[rising < too_high].max(initial=-1.0))
 
 
 def _notes(same: Flags, passed: int) -> list[str]:

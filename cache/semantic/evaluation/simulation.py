@@ -109,8 +109,8 @@ class Stream:
         self.texts = [Text.of(text) for text in questions.texts]
         self.size = len(self.texts)
         self.vectors = vectors
-        # int32 [questions, listed], nearest first; each question is in its own list, and is never stored when asked.
-        self._near = np.empty((self.size, min(_LISTED, self.size)), dtype=np.int32)
+        # Nearest first, int64 [questions, listed]. A question is in its own list, but not yet stored when it is asked.
+        self._near = np.empty((self.size, min(_LISTED, self.size)), dtype=np.int64)
         for start in range(0, self.size, 1000):
             part = slice(start, start + 1000)
             distances = -(vectors[part] @ vectors.T)
@@ -124,7 +124,7 @@ class Stream:
     def nearest(self, question: int, stored: npt.NDArray[np.bool_], most: int) -> tuple[Ints, Vectors]:
         """The `most` nearest stored questions, and their similarities, falling."""
         listed = self._near[question]
-        near = listed[stored[listed]][:most].astype(np.int64)
+        near = listed[stored[listed]][:most]
         if near.size < most:
             near = np.flatnonzero(stored)
         similarities = self.vectors[near] @ self.vectors[question]
