@@ -109,12 +109,13 @@ class Stream:
         self.texts = [Text.of(text) for text in questions.texts]
         self.size = len(self.texts)
         self.vectors = vectors
-        # Nearest first, int64 [questions, listed]. A question is in its own list, but not yet stored when it is asked.
-        self._near = np.empty((self.size, min(_LISTED, self.size)), dtype=np.int64)
+        listed = min(_LISTED, self.size)
+        # Nearest first. A question is in its own list, but not yet stored when it is asked.
+        self._near = np.empty((self.size, listed), dtype=np.int64)
         for start in range(0, self.size, 1000):
             part = slice(start, start + 1000)
             distances = -(vectors[part] @ vectors.T)
-            chosen = np.argpartition(distances, self._near.shape[1] - 1, axis=1)[:, : self._near.shape[1]]
+            chosen = np.argpartition(distances, listed - 1, axis=1)[:, :listed]
             order = np.argsort(np.take_along_axis(distances, chosen, axis=1), axis=1, kind="stable")
             self._near[part] = np.take_along_axis(chosen, order, axis=1)
 

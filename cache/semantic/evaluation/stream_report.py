@@ -98,6 +98,11 @@ def format_stream_report(report: Report) -> str:
     """The report for a person at a terminal."""
     judge, columns = report["judge"], ("latest_hits", "hits", "wrong", "audits", "bound")
     possible = 1 - report["answers"] / report["asked"]
+    languages = [
+        f"{name[:8]:<8}{row['asked']:>8}{_cells(row, 'hits', 'wrong')}" for name, row in report["languages"].items()
+    ]
+    if languages:
+        languages = ["", "by language, to the end:", "language   asked    hits   wrong", *languages]
     lines = [
         f"{report['requests']} requests, {report['repeats']} of them repeats;"
         f" {report['asked']} questions asked, {report['answers']} answers",
@@ -109,13 +114,7 @@ def format_stream_report(report: Report) -> str:
         "",
         "what a fixed similarity would serve, with the vetoes, to the end:",
         *(f">= {name}{_cells(row, 'hits', 'wrong')}" for name, row in report["static"].items()),
-    ]
-    if report["languages"]:
-        lines += ["", "by language, to the end:", "language   asked    hits   wrong"]
-        lines += [
-            f"{name[:8]:<8}{row['asked']:>8}{_cells(row, 'hits', 'wrong')}" for name, row in report["languages"].items()
-        ]
-    lines += [
+        *languages,
         "",
         "asked   questions so far, without repeats; the other columns are shares of them",
         "latest  hits of the questions since the line above",
