@@ -19,8 +19,9 @@ from cache.semantic.wording.text import Text
 CHECKPOINTS = 10
 Ints = npt.NDArray[np.int64]
 
-# So many nearest questions are listed in advance for each; where too few of them are stored, all stored are searched.
-_LISTED = 512
+# So many nearest questions are listed in advance for each, itself among them, which is not yet stored when it is asked;
+# where too few of the others are stored, all stored are searched.
+_LISTED = 513
 
 
 @dataclass
@@ -110,27 +111,28 @@ class Stream:
         self.size = len(self.texts)
         self.vectors = vectors
         listed = min(_LISTED, self.size)
-        # Nearest first. A question is in its own list, but not yet stored when it is asked.
-        self._near = np.empty((self.size, listed), dtype=np.int64)
+        self._near = np.empty((self.size, listed), dtype=np.int32)
+        self._similarities = np.empty((self.size, listed), dtype=np.float32)
         for start in range(0, self.size, 1000):
             part = slice(start, start + 1000)
-            distances = -(vectors[part] @ vectors.T)
-            chosen = np.argpartition(distances, listed - 1, axis=1)[:, :listed]
-            order = np.argsort(np.take_along_axis(distances, chosen, axis=1), axis=1, kind="stable")
+            similarities = vectors[part] @ vectors.T
+            chosen = np.argpartition(-similarities, listed - 1, axis=1)[:, :listed]
+            order = np.argsort(-np.take_along_axis(similarities, chosen, axis=1), axis=1, kind="stable")
             self._near[part] = np.take_along_axis(chosen, order, axis=1)
+            self._similarities[part] = np.take_along_axis(similarities, self._near[part], axis=1)
 
     def order(self, seed: int) -> Ints:
         return np.random.default_rng(seed).permutation(self.size)
 
     def nearest(self, question: int, stored: npt.NDArray[np.bool_], most: int) -> tuple[Ints, Vectors]:
         """The `most` nearest stored questions, and their similarities, falling."""
-        listed = self._near[question]
-        near = listed[stored[listed]][:most]
-        if near.size < most:
-            near = np.flatnonzero(stored)
-        similarities = self.vectors[near] @ self.vectors[question]
+        places = np.flatnonzero(stored[self._near[question]])[:most]
+        if places.size == most:
+            return self._near[question, places].astype(np.int64), self._similarities[question, places]
+        candidates = np.flatnonzero(stored)
+        similarities = self.vectors[candidates] @ self.vectors[question]
         order = np.argsort(-similarities, kind="stable")[:most]
-        return near[order], similarities[order]
+        return candidates[order], similarities[order]
 
 
 def serve_in_budget(stream: Stream, order: Ints, seed: int, delta: float, judge: StreamJudge) -> Run:
