@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from cache.semantic.embedding.encoder import vectors_of
 from cache.semantic.embedding.load import load_encoder
-from cache.semantic.evaluation.streams.simulation import Questions
-from cache.semantic.evaluation.vectors import vectors_of
+from cache.semantic.evaluation.simulation import Questions
 
 Split = Literal["train", "test"]
 

@@ -25,9 +25,9 @@ from benchmarks.semantic.labelled_answers import (
     labelled,
     pairs,
 )
+from cache.semantic.embedding.encoder import vectors_of
 from cache.semantic.embedding.model_files import find_model
 from cache.semantic.embedding.torch_encoder import TorchEncoder
-from cache.semantic.evaluation.vectors import vectors_of
 from cache.semantic.judge.answer import Answer, AnswerClass
 from cache.semantic.judge.embedding_judge import EmbeddingJudge
 from cache.semantic.judge.error_rates import ErrorRates, JudgedPair

@@ -13,13 +13,12 @@ import numpy.typing as npt
 from benchmarks.harness.measurement import RATIO, Beside, Figure, Row, Target
 from benchmarks.harness.processes import DATA, CannotMeasure
 from cache.semantic.embedding.embedders import open_embedders
-from cache.semantic.embedding.encoder import Vectors
+from cache.semantic.embedding.encoder import Vectors, vectors_of
 from cache.semantic.embedding.errors import EmbeddingError
 from cache.semantic.embedding.load import load_encoder
 from cache.semantic.embedding.model_files import models_folder
 from cache.semantic.embedding.server import EmbeddingServer
-from cache.semantic.evaluation.cross_validation import Flags, figures_of, served_by_policy
-from cache.semantic.evaluation.vectors import vectors_of
+from cache.semantic.evaluation.pairs import Flags, figures_of, served_by_policy
 from cache.semantic.policy.evidence import evidence_of
 from cache.semantic.policy.policy import Neighbourhood
 from cache.semantic.wording.comparison import compare
@@ -258,7 +257,7 @@ def _served(what: str, similarities: _Floats, same: Flags, passes: Flags) -> lis
     evidence = [evidence_of(Neighbourhood(("",), (each,), ("",))).features for each in similarities.tolist()]
     figures = figures_of(served_by_policy(evidence, same, passes, _DELTA), same)
     beside: Beside = {
-        "wrong share of hits": figures.wrong_share_of_hits,
-        "wrong ones served": figures.negatives_served or 0.0,
+        "wrong share of hits": figures["wrong_share_of_hits"],
+        "wrong ones served": figures["negatives_served"] or 0.0,
     }
-    return [Row(what=f"{what}, recall", unit="share", rounds=(figures.recall or 0.0,), beside=(beside,))]
+    return [Row(what=f"{what}, recall", unit="share", rounds=(figures["recall"] or 0.0,), beside=(beside,))]

@@ -21,7 +21,7 @@ from benchmarks.semantic.intent_data import banking77, clinc150, embedded
 from cache.semantic.embedding.embedder import open_embedder
 from cache.semantic.embedding.load import load_encoder
 from cache.semantic.embedding.model_files import models_folder
-from cache.semantic.evaluation.streams.simulation import Questions
+from cache.semantic.evaluation.simulation import Questions
 from cache.semantic.index.index import VectorIndex
 from cache.semantic.index.table import Floats, Rows
 from cache.semantic.inspection.decisions import Decisions

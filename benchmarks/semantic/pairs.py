@@ -12,7 +12,7 @@ from benchmarks.harness.processes import ROOT, CannotMeasure
 from cache.semantic.embedding.load import load_encoder
 from cache.semantic.embedding.model_files import models_folder
 from cache.semantic.evaluation.pairs import Report, report_on_pairs
-from cache.semantic.evaluation.rows import LabelledPair, UnreadableFile, read_pairs
+from cache.semantic.evaluation.rows import LabelledPair, UnreadableFile, read_rows
 from cache.semantic.wording.comparison import compare
 from cache.semantic.wording.text import Text
 from tests.cache.semantic.trap_pairs import trap_pairs
@@ -46,20 +46,29 @@ def files_of(named: str) -> list[Path]:
     return [Path(name) for name in named.split(os.pathsep) if name]
 
 
+def pairs_of(file: Path) -> list[LabelledPair]:
+    """The rows of a file. Raises CannotMeasure, also for a stream."""
+    try:
+        pairs, _ = read_rows(file)
+    except UnreadableFile as error:
+        raise CannotMeasure(f"{PAIRS}: {error}") from error
+    if not pairs:
+        stream = "has a stream of questions; it must have the columns text_a, text_b, label"
+        raise CannotMeasure(f"{PAIRS}: {file}: {stream}")
+    return pairs
+
+
 def _measure(files: Sequence[Path]) -> Figure:
     encoder = load_encoder("default", models_folder())
 
-    def report(name: str, pairs: Sequence[LabelledPair], delta: float) -> Report:
-        return report_on_pairs(name, pairs, encoder, lambda done: None, delta)
+    def report(pairs: Sequence[LabelledPair], delta: float) -> Report:
+        return report_on_pairs(pairs, encoder, lambda done: None, delta)
 
-    rows = [*_trap_rows(report("finance traps", traps(), _DELTAS[0])), _hand_made()]
+    rows = [*_trap_rows(report(traps(), _DELTAS[0])), _hand_made()]
     for file in files:
-        try:
-            pairs = read_pairs(file)
-        except UnreadableFile as error:
-            raise CannotMeasure(f"{PAIRS}: {error}") from error
+        pairs = pairs_of(file)
         for delta in _DELTAS:
-            found = report(file.name, pairs, delta)
+            found = report(pairs, delta)
             rows += _rows(file.name, f"policy, delta {delta}", found["policy"], _TARGETS if delta == _DELTAS[0] else {})
         rows += _rows(file.name, f"similarity {_SHOWN}", found["static"][_SHOWN], {})
     return Figure(figure="semantic_pairs", title="Pairs of questions", method=_METHOD, rows=tuple(rows))

@@ -5,28 +5,27 @@ import random
 from collections.abc import Sequence
 
 from benchmarks.semantic.judge import Vectors, open_vectors
+from cache.semantic.evaluation.simulation import StreamJudge
 from cache.semantic.judge.answer import Answer
 from cache.semantic.judge.embedding_judge import EmbeddingJudge
 from cache.semantic.judge.error_rates import PRIOR_ERROR
 
 
-class AnswerJudge:
+class AnswerJudge(StreamJudge):
     """The default judge, which is not told what is true: it compares the texts.
 
     Args:
         questions, answers: of a stream, by number.
     """
 
-    name = "the default one, on written answers"
-
     def __init__(self, questions: Sequence[str], answers: Sequence[str]) -> None:
+        super().__init__("the default one, on written answers", PRIOR_ERROR)
         self._questions = questions
         self._answers = answers
         self._judge = EmbeddingJudge(_vectors_of(questions, answers), kept=1 << 16)
         self._said: dict[tuple[int, str], bool | None] = {}
-        self.error = PRIOR_ERROR
 
-    def compare(self, asked: int, other: int, same: bool, similarity: float, chance: random.Random) -> bool | None:
+    def compare(self, asked: int, other: int, same: bool, chance: random.Random) -> bool | None:
         pair = asked, self._answers[other]
         if pair not in self._said:
             self._said[pair] = self._judged(asked, self._answers[other])

@@ -1,7 +1,6 @@
 """What the semantic cache serves of streams of real questions, and how much of it is wrong, against the budget."""
 
 import asyncio
-import random
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -14,19 +13,16 @@ from benchmarks.semantic.intent_data import banking77, clinc150, embedded, half_
 from benchmarks.semantic.peer_caches.banking import answers_of
 from benchmarks.semantic.stream_answers import AnswerJudge
 from benchmarks.semantic.vcache import serve_by_vcache
-from cache.semantic.evaluation.streams.simulation import (
+from cache.semantic.evaluation.simulation import (
     Checkpoint,
     Outcome,
     Questions,
-    SimulatedJudge,
     Stream,
     StreamJudge,
-    outcome_of,
     serve_by_threshold,
     serve_in_budget,
-    steps_by_policy,
 )
-from cache.semantic.policy.budget import AUDIT_SHARE, BudgetPolicy
+from cache.semantic.policy.budget import AUDIT_SHARE
 from cache.semantic.policy.policy import JudgeError
 from cache.semantic.wording.comparison import VETOES
 
@@ -48,14 +44,14 @@ _MIN_HITS = {
     "all of CLINC150": 0.63,
 }
 _MIN_HITS_OF_A_POOR_JUDGE = {"all of Banking77": 0.45, "all of CLINC150": 0.55}
-_JUDGE = SimulatedJudge("errs", JudgeError(recall=0.98, false_same=0.01))
-_POOR_JUDGE = SimulatedJudge("recall .90, false same .02", JudgeError(recall=0.90, false_same=0.02))
+_JUDGE = StreamJudge("errs", JudgeError(recall=0.98, false_same=0.01))
+_POOR_JUDGE = StreamJudge("recall .90, false same .02", JudgeError(recall=0.90, false_same=0.02))
 _OTHER_JUDGES = (
-    SimulatedJudge("never errs", JudgeError()),
-    SimulatedJudge("recall .95, false same .005", JudgeError(recall=0.95, false_same=0.005)),
+    StreamJudge("never errs", JudgeError()),
+    StreamJudge("recall .95, false same .005", JudgeError(recall=0.95, false_same=0.005)),
     # What a model is unsure of counts as different.
-    SimulatedJudge("unsure of 15 %, of 50 % of what differs", JudgeError(recall=0.98 * 0.85, false_same=0.01 * 0.5)),
-    SimulatedJudge("silent on 15 %", _JUDGE.error, silent=0.15),
+    StreamJudge("unsure of 15 %, of 50 % of what differs", JudgeError(recall=0.98 * 0.85, false_same=0.01 * 0.5)),
+    StreamJudge("silent on 15 %", _JUDGE.error, silent=0.15),
 )
 _METHOD = """\
 Questions of the test splits, in {orders} random orders each; the posterior, its features and the ledger were chosen on
@@ -159,10 +155,6 @@ def _judged_rows(orders: int) -> list[Row]:
     return rows
 
 
-def _dice(seed: int) -> random.Random:
-    return random.Random(seed)  # noqa: S311  # reproducible
-
-
 def _budget(stream: Stream, order: int, delta: float, judge: StreamJudge) -> Checkpoint:
     return serve_in_budget(stream, stream.order(order), order, delta, judge).end
 
@@ -202,11 +194,7 @@ def _veto_rows(name: str, stream: Stream, orders: int) -> list[Row]:
     """Of each veto: how much of what the policy would have served it withheld, right and wrong."""
     counts: Counter[tuple[str, bool]] = Counter()
     for order in range(orders):
-        policy = BudgetPolicy(_COMPARED, _JUDGE.error, _dice(order + 1))
-        steps = steps_by_policy(
-            stream, stream.order(order), policy, _JUDGE, order, vetoed=lambda *found: counts.update([found])
-        )
-        outcome_of(list(steps))
+        counts += serve_in_budget(stream, stream.order(order), order, _COMPARED, _JUDGE).withheld
     asked = orders * stream.size
     return [
         Row(

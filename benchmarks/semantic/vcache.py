@@ -6,7 +6,7 @@ from collections import defaultdict
 import numpy as np
 import numpy.typing as npt
 
-from cache.semantic.evaluation.streams.simulation import Ints, Outcome, Step, Stream, StreamJudge, outcome_of
+from cache.semantic.evaluation.simulation import Ints, Outcome, Stream, StreamJudge, outcome_of
 
 # Where a boundary may be (beyond 1: no similarity is enough), and how steep the curve is there.
 _BOUNDARIES = np.linspace(0.0, 1.1, 56, dtype=np.float32)
@@ -85,9 +85,9 @@ def serve_by_vcache(stream: Stream, order: Ints, delta: float, judge: StreamJudg
             same = bool(stream.answers[other] == stream.answers[asked])
             hit = cache.serves(str(other), similarity)
             if not hit:
-                said = judge.compare(asked, other, same, similarity, chance)
+                said = judge.compare(asked, other, same, chance)
             if said is not None:
                 cache.learn(str(other), similarity, said)
         stored[asked] = not hit and not said
-        steps.append(Step(hit, hit and not same, False))
+        steps.append(Outcome(hit, hit and not same, False))
     return outcome_of(steps)

@@ -16,7 +16,7 @@ from benchmarks.semantic.intent_data import banking77, half_unrepeatable
 from benchmarks.semantic.peer_caches.banking import MAX_WRONG, THRESHOLDS, Asked, answers_of, hindsight
 from benchmarks.semantic.peer_caches.stream import Job, Outcome, serve
 from benchmarks.semantic.peers import GPTCACHE, REDISEARCH, REDISVL, Run, peers_of, rows_of
-from cache.semantic.evaluation.streams.simulation import Questions, Stream, serve_by_threshold
+from cache.semantic.evaluation.simulation import Questions, Stream, serve_by_threshold
 
 
 class ByFirstWord:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.semantic.intent_data import banking77, embedded, half_unrepeatable
-from cache.semantic.evaluation.streams.simulation import Questions, Stream, serve_by_threshold
+from cache.semantic.evaluation.simulation import Questions, Stream, serve_by_threshold
 
 MAX_WRONG = 0.01
 """Of all requests, for a threshold that is chosen in hindsight."""

@@ -1,5 +1,6 @@
 """The interface of text encoders, and what all of them do with texts and vectors."""
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy.typing as npt
 Vectors = npt.NDArray[np.float32]
 
 _MIN_NORM = 1e-12
+_BATCH = 64
 
 
 class Encoder(Protocol):
@@ -40,3 +42,18 @@ def unit(vectors: Vectors) -> Vectors:
 def well_formed(text: str) -> str:
     """The text with a question mark for each half of a surrogate pair: JSON can have one, UTF-8 cannot."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def vectors_of(texts: Sequence[str], encoder: Encoder, progress: Callable[[int], None] = lambda done: None) -> Vectors:
+    """Their vectors, float32 [texts, dimensions], 0 for a text without a direction: it is near nothing.
+
+    `progress` is told now and then how many there are.
+    """
+    # Texts of about one length go together: the short ones of a batch are computed as long as its longest.
+    order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
+    vectors = np.empty((len(texts), encoder.dimensions), dtype=np.float32)
+    for start in range(0, len(order), _BATCH):
+        batch = order[start : start + _BATCH]
+        vectors[batch] = encoder.encode([texts[place] for place in batch])
+        progress(start + len(batch))
+    return np.nan_to_num(vectors)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from cache.semantic.embedding.model_files import models_folder
-from cache.semantic.evaluation.rows import LabelledPair, UnreadableFile, read_rows
+from cache.semantic.evaluation.rows import UnreadableFile, read_rows
 
 _DESCRIPTION = """\
 Show what the semantic cache would do on labelled pairs of prompts, or on a stream of questions.
@@ -36,12 +36,11 @@ class _Parser(argparse.ArgumentParser):
     """Says in one line what is wrong, and where the options are listed."""
 
     def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
-        sys.exit(2)
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
-def main() -> int:
-    """Run the command; returns the exit status: 2 where an argument or the file is wrong, 1 where the model is."""
+def main() -> None:
+    """Run the command; the exit status is 2 where an argument or the file is wrong, 1 where the model is."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     commands = parser()
     parsed = commands.parse_args()
@@ -49,35 +48,30 @@ def main() -> int:
     if not false_same < recall:
         commands.error(f"--judge-recall must be above --judge-false-same, and {recall:g} is not above {false_same:g}")
     try:
-        rows = read_rows(parsed.file)
+        pairs, asked = read_rows(parsed.file)
     except UnreadableFile as error:
-        print(f"keepgate eval-pairs: {error}", file=sys.stderr)
-        return 2
+        commands.exit(2, f"{commands.prog}: {error}\n")
     # One thread, as the semantic cache has.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from cache.semantic.embedding.errors import EmbeddingError
     from cache.semantic.embedding.load import load_encoder
     from cache.semantic.evaluation.pairs import format_pairs_report, report_on_pairs
-    from cache.semantic.evaluation.streams.report import format_stream_report, report_on_stream
+    from cache.semantic.evaluation.stream_report import format_stream_report, report_on_stream
     from cache.semantic.policy.policy import JudgeError
 
     try:
         encoder = load_encoder(parsed.model, models_folder())
     except EmbeddingError as error:
-        print(f"keepgate eval-pairs: {error}", file=sys.stderr)
-        return 1
-    file = str(parsed.file)
-    pairs = [row for row in rows if isinstance(row, LabelledPair)]
+        commands.exit(1, f"{commands.prog}: {error}\n")
     if pairs:
-        report = report_on_pairs(file, pairs, encoder, _show, parsed.delta)
+        report = report_on_pairs(pairs, encoder, _show, parsed.delta)
         text = format_pairs_report(report)
     else:
-        asked = [row for row in rows if not isinstance(row, LabelledPair)]
-        report = report_on_stream(file, asked, encoder, _show, parsed.delta, JudgeError(recall, false_same))
+        report = report_on_stream(asked, encoder, _show, parsed.delta, JudgeError(recall, false_same))
         text = format_stream_report(report)
     _show("")
-    print(json.dumps(report, indent=2) if parsed.json else text)
-    return 0
+    file = str(parsed.file)
+    print(json.dumps({"file": file, **report}, indent=2) if parsed.json else f"{file}: {text}")
 
 
 def parser() -> _Parser:
@@ -127,6 +121,6 @@ def _show(progress: str) -> None:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        main()
     except KeyboardInterrupt:
         sys.exit(130)

@@ -26,9 +26,7 @@ from cache.semantic.embedding.reference import reference_file
 from cache.semantic.embedding.server import EmbeddingServer
 from cache.semantic.model_server import BadReply
 
-_CHECK = "semantic cache"
 _TEXT = "What is the capital of France?"
-_KEY = "KEEPGATE_SEMANTIC_MODEL_KEY"
 _TIMES = 5
 _SERVER_SECONDS = 10.0
 _WIDE_LANES = 16
@@ -66,7 +64,8 @@ def main(asked: Asked) -> None:
 
 async def _check_server(asked: Asked) -> None:
     """Ask the server as the service does; it has the time of a background call."""
-    server = EmbeddingServer(asked.model_url, asked.model, os.environ.get(_KEY, ""), asked.model_prompt or "")
+    key = os.environ.get("KEEPGATE_SEMANTIC_MODEL_KEY", "")
+    server = EmbeddingServer(asked.model_url, asked.model, key, asked.model_prompt or "")
     taken = []
     try:
         async with aiohttp.ClientSession() as session, asyncio.timeout(_SERVER_SECONDS):
@@ -92,9 +91,8 @@ def _check_encoder(asked: Asked, cache: Path) -> None:
     log.addHandler(listener)
     log.propagate = False
     encoder = load_encoder(asked.model, cache, prompt=asked.model_prompt)
-    said = _speed(
-        encoder.name, encoder.dimensions, timeit.repeat(lambda: encoder.encode([_TEXT]), repeat=_TIMES, number=1)
-    )
+    taken = timeit.repeat(lambda: encoder.encode([_TEXT]), repeat=_TIMES, number=1)
+    said = _speed(encoder.name, encoder.dimensions, taken)
     if listener.buffer:  # a faster runtime was passed over
         reason = listener.buffer[-1].getMessage()
         _say("warning", f"{said}; {reason}", _COMPILER if "compiler" in reason else "it is right, and slower")
@@ -113,7 +111,7 @@ def _instructions(cache: Path) -> str:
 
 
 def _say(status: str, summary: str, advice: str = "") -> None:
-    print(json.dumps({"check": _CHECK, "status": status, "summary": summary, "advice": advice}), flush=True)
+    print(json.dumps({"check": "semantic cache", "status": status, "summary": summary, "advice": advice}), flush=True)
 
 
 if __name__ == "__main__":

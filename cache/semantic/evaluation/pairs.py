@@ -1,5 +1,6 @@
 """The report on labelled pairs: what a similarity and the vetoes say of each, and what would be served."""
 
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,70 +8,136 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cache.semantic.embedding.encoder import Encoder
-from cache.semantic.evaluation.cross_validation import FOLDS, Flags, features_of, figures_of, served_by_policy
+from cache.semantic.embedding.encoder import Encoder, vectors_of
 from cache.semantic.evaluation.rows import LabelledPair
-from cache.semantic.evaluation.vectors import vectors_of
-from cache.semantic.policy.budget import WARM_LABELS
-from cache.semantic.wording.comparison import compare
+from cache.semantic.policy.budget import DEVIATIONS, WARM_LABELS
+from cache.semantic.policy.evidence import evidence_of
+from cache.semantic.policy.ledger import max_risk
+from cache.semantic.policy.policy import FeatureVector, JudgeError, Neighbourhood
+from cache.semantic.policy.posterior import Posterior
+from cache.semantic.wording.comparison import TextComparison, compare
 from cache.semantic.wording.text import Text
 
 THRESHOLDS = (0.70, 0.75, 0.80, 0.85, 0.90, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98)
+FOLDS = 5
+MAX_LABELS = 20_000
+"""Labels that a fold's posterior learns from at most: it has few weights, and more labels move them no more."""
 
+_SEED = 20260
+Flags = npt.NDArray[np.bool_]
 Report = dict[str, Any]
+Progress = Callable[[str], None]
+"""It is told now and then how far a report is."""
 
 
-def report_on_pairs(
-    file: str, pairs: Sequence[LabelledPair], encoder: Encoder, progress: Callable[[str], None], delta: float
-) -> Report:
-    """All figures of `pairs` as JSON values: of the policy with budget `delta` and of static THRESHOLDS.
-
-    `progress` is told now and then how far it is.
-    """
+def report_on_pairs(pairs: Sequence[LabelledPair], encoder: Encoder, progress: Progress, delta: float) -> Report:
+    """All figures of `pairs` as JSON values: of the policy with budget `delta` and of static THRESHOLDS."""
     similarities = _similarities(pairs, encoder, progress)
     wordings = [compare(Text.of(pair.asked), [Text.of(pair.cached)]) for pair in pairs]
     evidence = [features_of(*each) for each in zip(similarities.tolist(), wordings, strict=True)]
     same = np.array([pair.same for pair in pairs], dtype=np.bool_)
     passed = np.array([not wording.veto for wording in wordings], dtype=np.bool_)
-
-    def figures(served: Callable[[Flags], Flags]) -> dict[str, Any]:
-        """Of what is `served` of the pairs that vetoes allow, and of all."""
-        vetoes = {"vetoes_on": passed, "vetoes_off": np.ones_like(passed)}
-        return {name: figures_of(served(allowed), same)._asdict() for name, allowed in vetoes.items()}
-
-    def above(least: float) -> Callable[[Flags], Flags]:
-        return lambda allowed: allowed & (similarities >= least)
-
-    refused = [
-        Counter(w.veto for w, each in zip(wordings, same, strict=True) if w.veto and each == of) for of in (1, 0)
-    ]
+    allowed = {"vetoes_on": passed, "vetoes_off": np.ones_like(passed)}
+    positives, negatives = (
+        Counter(w.veto for w, pair in zip(wordings, pairs, strict=True) if w.veto and pair.same == of)
+        for of in (True, False)
+    )
     return {
-        "file": file,
         "pairs": len(pairs),
         "positives": int(same.sum()),
         "negatives": int((~same).sum()),
         "model": encoder.name,
         "delta": delta,
-        "policy": figures(lambda allowed: served_by_policy(evidence, same, allowed, delta)),
-        "static": {f"{least:.2f}": figures(above(least)) for least in THRESHOLDS},
+        "policy": {name: figures_of(served_by_policy(evidence, same, of, delta), same) for name, of in allowed.items()},
+        "static": {
+            f"{least:.2f}": {name: figures_of(of & (similarities >= least), same) for name, of in allowed.items()}
+            for least in THRESHOLDS
+        },
         "vetoes": {
-            name: {"positives": refused[0][name], "negatives": refused[1][name]}
-            for name, _ in (refused[0] + refused[1]).most_common()
+            name: {"positives": positives[name], "negatives": negatives[name]}
+            for name, _ in (positives + negatives).most_common()
         },
         "notes": _notes(same, int(passed.sum())),
     }
 
 
-def _similarities(
-    pairs: Sequence[LabelledPair], encoder: Encoder, progress: Callable[[str], None]
-) -> npt.NDArray[np.float32]:
-    """Cosines, float32 [pairs]; 0 where a text has no vector, since nothing is ever served for such a one."""
-    row = {text: place for place, text in enumerate(dict.fromkeys(t for p in pairs for t in (p.cached, p.asked)))}
-    vectors = vectors_of(list(row), encoder, lambda done: progress(f"{done} of {len(row)} texts embedded"))
-    cached, asked = ([row[text] for text in texts] for texts in zip(*((p.cached, p.asked) for p in pairs), strict=True))
-    cosines: npt.NDArray[np.float32] = np.einsum("ij,ij->i", vectors[cached], vectors[asked])
-    empty = np.array([not (pair.cached.strip() and pair.asked.strip()) for pair in pairs])
-    return np.where(empty | np.isnan(cosines), np.float32(0.0), cosines)
+def _similarities(pairs: Sequence[LabelledPair], encoder: Encoder, progress: Progress) -> npt.NDArray[np.float32]:
+    """Cosines, float32 [pairs]; 0 where a text is empty, since nothing is ever served for such a one."""
+    texts = list(dict.fromkeys(text for pair in pairs for text in (pair.cached, pair.asked)))
+    vectors = vectors_of(texts, encoder, lambda done: progress(f"{done} of {len(texts)} texts embedded"))
+    vectors[[not text.strip() for text in texts]] = 0.0
+    by_text = dict(zip(texts, vectors, strict=True))
+    return np.array([by_text[pair.cached] @ by_text[pair.asked] for pair in pairs])
+
+
+def figures_of(served: Flags, same: Flags) -> dict[str, Any]:
+    """The figures of serving the pairs `served`, bool [pairs], of which `same` are right to serve, bool [pairs].
+
+    `recall` is the share of the positive pairs that are served, `negatives_served` that of the negative ones, and
+    `wrong_share_of_hits` the share of negative pairs among those served, 0 where none is. `wrong_per_request` is their
+    share of all pairs: what a budget of wrong answers limits. A share is None where it has no whole.
+    """
+    hits, wrong, positives, pairs = int(served.sum()), int((served & ~same).sum()), int(same.sum()), len(same)
+    return {
+        "recall": (hits - wrong) / positives if positives else None,
+        "wrong_share_of_hits": wrong / hits if hits else 0.0,
+        "negatives_served": wrong / (pairs - positives) if pairs > positives else None,
+        "wrong_per_request": wrong / pairs,
+        "hits": hits,
+        "wrong_hits": wrong,
+    }
+
+
+def served_by_policy(evidence: Sequence[FeatureVector], same: Flags, allowed: Flags, delta: float) -> Flags:
+    """Which pairs the budget policy serves when each is judged by what was learned from the others; bool [pairs].
+
+    A file has no traffic, so this is not the policy as it lives: there each audit and each miss near a neighbour
+    teaches it, and it weighs the votes of sixteen neighbours. Here the pairs are divided at random, always the same
+    way, into FOLDS parts. For each part, a posterior of correctness learns from the labels of the other parts, every
+    pair a neighbourhood of one; the limit of risk is the highest at which, of the other parts' pairs, neither the
+    expected nor the actual wrong answers are more than `delta` of all requests, and what is below it is served. Only
+    pairs that the vetoes allow (`allowed`, bool [pairs]) are learned from and served; all are requests. With fewer
+    labels than the live policy needs, WARM_LABELS, nothing is served.
+
+    Args:
+        evidence: see `features_of`, float64 [FEATURES] for each pair.
+        same: whether a pair is right to serve, bool [pairs].
+        delta: share of all requests that may be answered wrongly.
+    """
+    served = np.zeros(len(same), dtype=np.bool_)
+    order = list(range(len(same)))
+    random.Random(_SEED).shuffle(order)  # noqa: S311  # a division of data, nothing secret
+    for fold in range(FOLDS):
+        asked = order[fold::FOLDS]
+        known = [place for part in range(FOLDS) if part != fold for place in order[part::FOLDS]]
+        taught = [place for place in known if allowed[place]]
+        if len(taught) < WARM_LABELS:
+            continue
+        posterior = Posterior()
+        for place in taught[:MAX_LABELS]:
+            posterior.learn(evidence[place], bool(same[place]), JudgeError())
+        risks = np.array([posterior.wrong(features, DEVIATIONS) for features in evidence])
+        limit = _limit(risks[taught], same[taught], delta * len(known), max_risk(delta))
+        served[asked] = allowed[asked] & (risks[asked] <= limit)
+    return served
+
+
+def features_of(similarity: float, wording: TextComparison) -> FeatureVector:
+    """Of a pair as a question with one neighbour; nothing is known of the words of one with a veto."""
+    evidence = evidence_of(Neighbourhood(("",), (similarity,), ("",)))
+    return (evidence if wording.veto else evidence.with_texts(wording.features)).features
+
+
+def _limit(risks: npt.NDArray[np.float64], same: Flags, budget: float, most: float) -> float:
+    """The highest risk, `most` at most, up to which at most `budget` answers are wrong, expected or in fact.
+
+    Pairs of one risk, such as those of one similarity, are served all or none. -1 where none can be served.
+    """
+    order = np.argsort(risks, kind="stable")
+    rising = risks[order]
+    wrong = np.maximum(np.cumsum(rising), np.cumsum(~same[order]))
+    too_high = rising[(wrong > budget) | (rising > most)].min(initial=np.inf)
+    return float(rising[rising < too_high].max(initial=-1.0))
 
 
 def _notes(same: Flags, passed: int) -> list[str]:
@@ -91,8 +158,8 @@ def format_pairs_report(report: Report) -> str:
     vetoes = (f"{name} {count['positives']}, {count['negatives']}" for name, count in report["vetoes"].items())
     return "\n".join(
         [
-            f"{report['file']}: {report['pairs']} pairs, {report['positives']} positive and {report['negatives']}"
-            f" negative, embedded with {report['model']}",
+            f"{report['pairs']} pairs, {report['positives']} positive and {report['negatives']} negative, embedded with"
+            f" {report['model']}",
             "",
             "              vetoes on                      vetoes off",
             "serve         recall  wrong/hits  neg.served  recall  wrong/hits  neg.served",

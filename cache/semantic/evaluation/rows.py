@@ -14,7 +14,7 @@ _MAX_FIELD = 10_000_000
 _COLUMNS = "text_a, text_b, label (1, 0, true or false); or question, answer_id and maybe lang"
 
 T = TypeVar("T", bound=msgspec.Struct)
-Row = tuple[int, dict[str | None, Any]]
+Row = tuple[int, dict[str, Any]]
 """The number of a line, and what it has by the names of columns."""
 
 
@@ -45,8 +45,8 @@ class AskedQuestion(
                 raise ValueError(f"column {column} is empty")
 
 
-def read_rows(path: Path) -> list[LabelledPair] | list[AskedQuestion]:
-    """The rows of a file in UTF-8, of pairs or of a stream of questions; there is one at least.
+def read_rows(path: Path) -> tuple[list[LabelledPair], list[AskedQuestion]]:
+    """The rows of a file in UTF-8, of pairs or of a stream of questions; there is one at least of either.
 
     A CSV file (RFC 4180) has a header line; a file named .jsonl or .ndjson has an object in each line, whose fields are
     texts, numbers or booleans. Names are read without case, columns may stand in any order, others are ignored. Raises
@@ -57,44 +57,35 @@ def read_rows(path: Path) -> list[LabelledPair] | list[AskedQuestion]:
     if not rows:
         raise UnreadableFile(f"{path}: has no row; it must have {_COLUMNS}")
     if "question" in rows[0][1]:
-        return [_converted(path, row, AskedQuestion) for row in rows]
-    return [_converted(path, row, LabelledPair) for row in rows]
-
-
-def read_pairs(path: Path) -> list[LabelledPair]:
-    """The rows of a file of pairs. Raises UnreadableFile, also for a stream."""
-    pairs = [row for row in read_rows(path) if isinstance(row, LabelledPair)]
-    if not pairs:
-        raise UnreadableFile(f"{path}: has a stream of questions; it must have the columns text_a, text_b, label")
-    return pairs
+        return [], [_converted(path, row, AskedQuestion) for row in rows]
+    return [_converted(path, row, LabelledPair) for row in rows], []
 
 
 def _text(path: Path) -> str:
     try:
-        content = path.read_bytes()
-        return content.decode("utf-8-sig")
+        return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise UnreadableFile(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
+        line = error.object.count(b"\n", 0, error.start) + 1
         raise UnreadableFile(f"{path}, line {line}: is not UTF-8; save the file as UTF-8") from error
 
 
 def _csv_records(path: Path, text: str) -> Iterator[Row]:
     """Each record with the number of its last line."""
     csv.field_size_limit(_MAX_FIELD)
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
-        names = [name.strip().casefold() for name in reader.fieldnames or ()]
+        names = [name.strip().casefold() for name in next(reader, [])]
         for name in ("question", "answer_id", "lang", "text_a", "text_b", "label"):
             if names.count(name) > 1:
                 raise UnreadableFile(f"{path}, line 1: names the column {name} more than once")
-        reader.fieldnames = names
         for record in reader:
-            yield reader.line_num, record
+            if record:
+                yield reader.line_num, dict(zip(names, record, strict=False))
     except csv.Error as error:
-        line = reader.reader.line_num
-        raise UnreadableFile(f"{path}, line {line}: is no CSV: {error}; a text with quotes must be quoted") from error
+        reason = f"is no CSV: {error}; a text with quotes must be quoted"
+        raise UnreadableFile(f"{path}, line {reader.line_num}: {reason}") from error
 
 
 def _json_lines(path: Path, text: str) -> Iterator[Row]:
@@ -107,18 +98,16 @@ def _json_lines(path: Path, text: str) -> Iterator[Row]:
             raise UnreadableFile(f"{path}, line {number}: is no JSON: {error}; each line must be an object") from error
         if not isinstance(found, dict):
             raise UnreadableFile(f"{path}, line {number}: is no JSON object; each line must be one")
-        yield (
-            number,
-            {
-                name.strip().casefold(): json.dumps(value) if isinstance(value, (int, float)) else value
-                for name, value in found.items()
-            },
-        )
+        yield number, {name.strip().casefold(): value for name, value in found.items()}
 
 
 def _converted(path: Path, row: Row, kind: type[T]) -> T:
     line, found = row
-    values = {name: value for name, value in found.items() if value is not None}
+    values = {
+        name: json.dumps(value) if isinstance(value, (int, float)) else value
+        for name, value in found.items()
+        if value is not None
+    }
     if isinstance(label := values.get("label"), str):
         values["label"] = label.strip().removesuffix(".0")  # as pandas writes it where a label was missing
     try:

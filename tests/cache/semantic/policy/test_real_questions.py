@@ -7,18 +7,18 @@ import pytest
 
 from benchmarks.semantic.intent_data import banking77, clinc150, half_unrepeatable, sparse
 from benchmarks.semantic.streams import best_within
-from cache.semantic.evaluation.streams.simulation import (
+from cache.semantic.evaluation.simulation import (
     Outcome,
     Questions,
-    SimulatedJudge,
     Stream,
+    StreamJudge,
     serve_by_threshold,
     serve_in_budget,
 )
 from cache.semantic.policy.policy import JudgeError
 
-ERRS = SimulatedJudge("errs and is silent", JudgeError(0.98, 0.01), silent=0.15)
-SURE = SimulatedJudge("never errs", JudgeError())
+ERRS = StreamJudge("errs and is silent", JudgeError(0.98, 0.01), silent=0.15)
+SURE = StreamJudge("never errs", JudgeError())
 
 
 def test_the_data_is_what_was_published() -> None:
@@ -67,7 +67,7 @@ def test_the_nearest_are_the_nearest_of_what_is_stored() -> None:
 
 
 @pytest.mark.parametrize("judge", [SURE, ERRS], ids=["sure", "errs"])
-def test_the_budget_holds_on_questions_that_go_through_the_vetoes(judge: SimulatedJudge) -> None:
+def test_the_budget_holds_on_questions_that_go_through_the_vetoes(judge: StreamJudge) -> None:
     """There are hits, and what is wrong of them stays within delta."""
     stream = made(20, 40, 0.7)
     outcomes = [serve_in_budget(stream, stream.order(seed), seed, 0.02, judge).end.outcome for seed in range(3)]

@@ -1,54 +1,36 @@
 """The report on a stream of questions, for programs and for people."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from cache.semantic.embedding.encoder import Encoder
-from cache.semantic.evaluation.pairs import THRESHOLDS, Report
+from cache.semantic.embedding.encoder import Encoder, vectors_of
+from cache.semantic.evaluation import simulation
+from cache.semantic.evaluation.pairs import THRESHOLDS, Progress, Report
 from cache.semantic.evaluation.rows import AskedQuestion
-from cache.semantic.evaluation.streams.simulation import (
-    Questions,
-    Run,
-    SimulatedJudge,
-    Stream,
-    outcome_of,
-    serve_by_threshold,
-    serve_in_budget,
-)
-from cache.semantic.evaluation.vectors import vectors_of
 from cache.semantic.normal_form.normal_form import normal_form
 from cache.semantic.policy.budget import WARM_LABELS
 from cache.semantic.policy.policy import JudgeError
 
-CHECKPOINTS = 10
-
 
 def report_on_stream(
-    file: str,
-    asked: Sequence[AskedQuestion],
-    encoder: Encoder,
-    progress: Callable[[str], None],
-    delta: float,
-    judge: JudgeError,
+    asked: Sequence[AskedQuestion], encoder: Encoder, progress: Progress, delta: float, judge: JudgeError
 ) -> Report:
     """All figures of a stream as JSON values: of the policy with budget `delta`, and of static THRESHOLDS with vetoes.
 
-    Shares are of the questions that reach the semantic cache. `progress` is told now and then how far it is, and
-    `judge` is how often who compares two answers errs.
+    Shares are of the questions that reach the semantic cache. `judge` is how often who compares two answers errs.
     """
     once, other_answers = without_repeats(asked)
     texts = [question.text for question in once]
     vectors = vectors_of(texts, encoder, lambda done: progress(f"{done} of {len(texts)} questions embedded"))
-    # A text without a direction is near nothing.
-    stream = Stream(Questions.of(texts, [question.answer for question in once]), np.nan_to_num(vectors))
-    marks = sorted({round(stream.size * part / CHECKPOINTS) for part in range(1, CHECKPOINTS + 1)} - {0})
+    stream = simulation.Stream(simulation.Questions.of(texts, [question.answer for question in once]), vectors)
     order = np.arange(stream.size)
-    run = serve_in_budget(stream, order, 0, delta, SimulatedJudge("simulated", judge), marks)
-    by_threshold = {least: serve_by_threshold(stream, order, least, with_vetoes=True) for least in THRESHOLDS}
+    run = simulation.serve_in_budget(stream, order, 0, delta, simulation.StreamJudge("simulated", judge))
+    by_threshold = {
+        least: simulation.serve_by_threshold(stream, order, least, with_vetoes=True) for least in THRESHOLDS
+    }
     return {
-        "file": file,
         "requests": len(asked),
         "repeats": len(asked) - len(once),
         "repeats_with_other_answers": other_answers,
@@ -77,29 +59,28 @@ def without_repeats(asked: Sequence[AskedQuestion]) -> tuple[list[AskedQuestion]
     return list(first.values()), others
 
 
-def _checkpoints(run: Run) -> list[dict[str, float]]:
+def _checkpoints(run: simulation.Run) -> list[dict[str, float]]:
     """Of each checkpoint; `latest_hits` is the share of hits since the one before."""
     figures: list[dict[str, float]] = []
     before = 0
-    for asked, outcome, bound in ((point.asked, point.outcome, point.upper) for point in run.checkpoints):
-        latest = float(np.mean([step.hit for step in run.steps[before:asked]]))
-        shares = {"hits": outcome.hits, "wrong": outcome.wrong, "audits": outcome.audits}
-        figures.append({"asked": asked, "latest_hits": latest, **shares, "bound": bound})
+    for asked, outcome, upper in run.checkpoints:
+        latest = simulation.outcome_of(run.steps[before:asked])
+        figures.append({"asked": asked, "latest_hits": latest.hits, **outcome._asdict(), "bound": upper})
         before = asked
     return figures
 
 
-def _languages(languages: Sequence[str], run: Run) -> dict[str, Any]:
+def _languages(languages: Sequence[str], run: simulation.Run) -> dict[str, Any]:
     """By language, where the file says any: how many questions, and the shares of them."""
     figures = {}
     for language in sorted(set(languages)) if any(languages) else ():
         steps = [step for step, of in zip(run.steps, languages, strict=True) if of == language]
-        outcome = outcome_of(steps)
+        outcome = simulation.outcome_of(steps)
         figures[language or "-"] = {"asked": len(steps), "hits": outcome.hits, "wrong": outcome.wrong}
     return figures
 
 
-def _notes(run: Run, other_answers: int) -> list[str]:
+def _notes(run: simulation.Run, other_answers: int) -> list[str]:
     notes = []
     if not run.end.outcome.hits:
         notes.append(
@@ -117,8 +98,13 @@ def format_stream_report(report: Report) -> str:
     """The report for a person at a terminal."""
     judge, columns = report["judge"], ("latest_hits", "hits", "wrong", "audits", "bound")
     possible = 1 - report["answers"] / report["asked"]
+    languages = [
+        f"{name[:8]:<8}{row['asked']:>8}{_cells(row, 'hits', 'wrong')}" for name, row in report["languages"].items()
+    ]
+    if languages:
+        languages = ["", "by language, to the end:", "language   asked    hits   wrong", *languages]
     lines = [
-        f"{report['file']}: {report['requests']} requests, {report['repeats']} of them repeats;"
+        f"{report['requests']} requests, {report['repeats']} of them repeats;"
         f" {report['asked']} questions asked, {report['answers']} answers",
         f"embedded with {report['model']}",
         f"delta {report['delta']:g}; judge with recall {judge['recall']:g} and false same {judge['false_same']:g}",
@@ -128,13 +114,7 @@ def format_stream_report(report: Report) -> str:
         "",
         "what a fixed similarity would serve, with the vetoes, to the end:",
         *(f">= {name}{_cells(row, 'hits', 'wrong')}" for name, row in report["static"].items()),
-    ]
-    if report["languages"]:
-        lines += ["", "by language, to the end:", "language   asked    hits   wrong"]
-        lines += [
-            f"{name[:8]:<8}{row['asked']:>8}{_cells(row, 'hits', 'wrong')}" for name, row in report["languages"].items()
-        ]
-    lines += [
+        *languages,
         "",
         "asked   questions so far, without repeats; the other columns are shares of them",
         "latest  hits of the questions since the line above",

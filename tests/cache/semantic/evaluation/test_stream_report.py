@@ -8,15 +8,10 @@ import numpy as np
 import pytest
 
 from benchmarks.semantic.intent_data import banking77
-from cache.semantic.embedding.encoder import Encoder
+from cache.semantic.embedding.encoder import Encoder, vectors_of
 from cache.semantic.evaluation.rows import AskedQuestion
-from cache.semantic.evaluation.streams.report import (
-    format_stream_report,
-    report_on_stream,
-    without_repeats,
-)
-from cache.semantic.evaluation.streams.simulation import Questions, SimulatedJudge, Stream, serve_in_budget
-from cache.semantic.evaluation.vectors import vectors_of
+from cache.semantic.evaluation.simulation import Questions, Stream, StreamJudge, serve_in_budget
+from cache.semantic.evaluation.stream_report import format_stream_report, report_on_stream, without_repeats
 from cache.semantic.policy.policy import JudgeError
 
 DELTA = 0.05
@@ -34,7 +29,7 @@ def asked() -> list[AskedQuestion]:
 
 
 def report(encoder: Encoder, asked: list[AskedQuestion]) -> dict[str, Any]:
-    return report_on_stream("log.csv", asked, encoder, lambda done: None, DELTA, JUDGE)
+    return report_on_stream(asked, encoder, lambda done: None, DELTA, JUDGE)
 
 
 def test_the_figures_are_those_of_the_simulation(minilm: Encoder, asked: list[AskedQuestion]) -> None:
@@ -43,7 +38,7 @@ def test_the_figures_are_those_of_the_simulation(minilm: Encoder, asked: list[As
     texts = [question.text for question in asked[:-1]]
     numbers = np.array([int(question.answer) for question in asked[:-1]])
     stream = Stream(Questions(tuple(texts), numbers), vectors_of(texts, minilm))
-    end = serve_in_budget(stream, np.arange(480), 0, DELTA, SimulatedJudge("errs", JUDGE)).end
+    end = serve_in_budget(stream, np.arange(480), 0, DELTA, StreamJudge("errs", JUDGE)).end
     assert (last["asked"], last["hits"], last["wrong"]) == (480, end.outcome.hits, end.outcome.wrong)
     assert last["bound"] == end.upper
 

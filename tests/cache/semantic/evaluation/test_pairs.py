@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache.semantic.evaluation.cross_validation import Flags, features_of, figures_of, served_by_policy
+from cache.semantic.evaluation.pairs import Flags, features_of, figures_of, served_by_policy
 from cache.semantic.policy.policy import FeatureVector
 from cache.semantic.wording.comparison import FEATURES, TextComparison
 
@@ -40,8 +40,8 @@ def test_wrong_answers_stay_within_the_budget(delta: float) -> None:
     for seed in range(4):
         similarities, same = population(seed, steepness=30.0)
         figures = figures_of(served_by_policy(evidence(similarities), same, everything(), delta), same)
-        wrong.append(figures.wrong_per_request)
-        recall.append(figures.recall)
+        wrong.append(figures["wrong_per_request"])
+        recall.append(figures["recall"])
     assert np.mean(wrong) <= delta
     assert min(share for share in recall if share is not None) > 0.3
 
@@ -52,9 +52,9 @@ def test_the_policy_serves_nearly_as_much_as_the_best_threshold() -> None:
     policy = figures_of(served_by_policy(evidence(similarities), same, everything(), 0.01), same)
     best = max(
         (figures_of(similarities >= threshold, same) for threshold in np.arange(0.6, 1.0, 0.001)),
-        key=lambda figures: figures.hits if figures.wrong_hits <= policy.wrong_hits else -1,
+        key=lambda figures: figures["hits"] if figures["wrong_hits"] <= policy["wrong_hits"] else -1,
     )
-    assert policy.hits >= 0.95 * best.hits
+    assert policy["hits"] >= 0.95 * best["hits"]
 
 
 def test_the_policy_serves_little_where_no_similarity_is_safe() -> None:
@@ -90,5 +90,5 @@ def test_words_are_evidence_beside_the_similarity() -> None:
         features_of(0.9, TextComparison(0, "", (0.0, 0.0, 1.5 if each else -0.5, 0.0, 2.25, 0.0))) for each in alike
     ]
     served = served_by_policy(told, alike, everything(), 0.01)
-    assert figures_of(served, alike).recall == 1.0
+    assert figures_of(served, alike)["recall"] == 1.0
     assert not served[~alike].any()
