@@ -1,9 +1,8 @@
 """Vectors of sentence-transformers for some texts, to compare another runtime of the same model with.
 
-``python -m cache.semantic.embedding.reference NAME MODEL_FOLDER PROMPT`` writes them to its standard output.
+``python -m cache.semantic.embedding.reference NAME MODEL_FOLDER PROMPT FILE.npy`` writes them.
 """
 
-import io
 import os
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import xxhash
 
 from cache.semantic.embedding.encoder import Encoder, Vectors
 from cache.semantic.embedding.errors import ModelUnusable, NativeUnavailable
-from cache.semantic.embedding.model_files import ModelFiles
+from cache.semantic.embedding.model_files import ModelFiles, make_file
 
 MIN_COSINE = 0.9999
 
@@ -49,7 +48,7 @@ def check_against_reference(encoder: Encoder, files: ModelFiles, cache: Path) ->
         try:
             expected: Vectors = np.load(path)
         except (OSError, ValueError, EOFError):  # it is not there yet, or damaged
-            _write(path, _computed(files))
+            _compute(files, path)
             expected = np.load(path)
         together, alone = encoder.encode(TEXTS), np.vstack([encoder.encode([text]) for text in TEXTS])
     except (OSError, ValueError) as error:
@@ -74,51 +73,29 @@ def lowest_cosine(vectors: Vectors, expected: Vectors) -> float:
     return float(np.min(cosines, where=~np.isnan(cosines), initial=1.0))
 
 
-def _computed(files: ModelFiles) -> bytes:
-    """The reference as a .npy file."""
+def _compute(files: ModelFiles, path: Path) -> None:
     # -P: the program is the installed one, not one in the current directory.
     program = (sys.executable, "-P", "-m", __name__, files.name, str(files.folder), files.prompt)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     try:
-        done = subprocess.run(  # noqa: S603  our own program
-            program, env=environment, timeout=_LONGEST_SECONDS, stdin=subprocess.DEVNULL, capture_output=True,
-            check=False,
-        )  # fmt: skip
+        make_file(path, program, _LONGEST_SECONDS, environment)
     except subprocess.TimeoutExpired as error:
         raise NativeUnavailable(f"its reference took more than {_LONGEST_SECONDS:.0f} s") from error
-    if done.returncode != 0:
+    except subprocess.CalledProcessError as error:
         # The last line of a traceback is the error; of a message, the message.
-        reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise NativeUnavailable(f"its reference ended with {done.returncode}: {reason or 'no message'}")
-    return done.stdout
+        reason = error.stderr.strip().rpartition("\n")[2]
+        raise NativeUnavailable(f"its reference ended with {error.returncode}: {reason or 'no message'}") from error
 
 
-def _write(path: Path, content: bytes) -> None:
-    partial = path.with_suffix(f".{os.getpid()}")
-    try:
-        partial.write_bytes(content)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def main(name: str, folder: str, prompt: str) -> int:
+def main(name: str, folder: str, prompt: str, output: str) -> None:
     from cache.semantic.embedding.torch_encoder import TorchEncoder
 
-    # Libraries may print: only the vectors may go where they are read.
-    output = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
     try:
         encoder = TorchEncoder(ModelFiles(name, Path(folder), prompt), "")
     except ModelUnusable as error:
-        print(error, file=sys.stderr)
-        return 1
-    file = io.BytesIO()  # which numpy wants to seek in
-    np.save(file, np.vstack([encoder.encode([text]) for text in TEXTS]))
-    with output:
-        output.write(file.getvalue())
-    return 0
+        sys.exit(str(error))
+    np.save(output, np.vstack([encoder.encode([text]) for text in TEXTS]))
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    main(*sys.argv[1:])

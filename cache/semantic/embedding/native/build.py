@@ -5,12 +5,12 @@ import os
 import platform
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 import xxhash
 
 from cache.semantic.embedding.errors import NativeUnavailable
+from cache.semantic.embedding.model_files import make_file
 
 _SOURCE = Path(__file__).with_name("bert.cpp")
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC")
@@ -32,28 +32,15 @@ def native_library(cache: Path) -> ctypes.CDLL:
     try:
         target = cache / f"bert-{_digest(compiler)}.so"
         if not target.is_file():
-            _build(compiler, target)
+            make_file(target, (compiler, *_FLAGS, str(_SOURCE), "-o"), _LONGEST_BUILD)
         return ctypes.CDLL(str(target))
+    except subprocess.CalledProcessError as error:
+        reason = next((line for line in error.stderr.splitlines() if "error" in line), "no message")
+        raise NativeUnavailable(f"{compiler} refuses its source: {reason.strip()}") from error
+    except subprocess.TimeoutExpired as error:
+        raise NativeUnavailable(f"{compiler} took more than {_LONGEST_BUILD} s for its source") from error
     except OSError as error:
         raise NativeUnavailable(f"it cannot be built or loaded: {error}") from error
-
-
-def _build(compiler: str, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as work:
-        output = Path(work) / target.name
-        command = [compiler, *_FLAGS, "-o", str(output), str(_SOURCE)]
-        try:
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=_LONGEST_BUILD)  # noqa: S603  our own source, the user's compiler
-        except subprocess.CalledProcessError as error:
-            reason = next((line for line in error.stderr.splitlines() if "error" in line), "no message")
-            raise NativeUnavailable(f"{compiler} refuses its source: {reason.strip()}") from error
-        except subprocess.TimeoutExpired as error:
-            raise NativeUnavailable(f"{compiler} took more than {_LONGEST_BUILD} s for its source") from error
-        # Written completely before the rename, so that the file is never seen in part.
-        with output.open("rb") as file:
-            os.fsync(file.fileno())
-        output.rename(target)
 
 
 def _digest(compiler: str) -> str:

@@ -1,7 +1,6 @@
 """BERT models in `bert.cpp`: a sixth of torch's time for a short text (docs/decisions/013-embedding-runtime.md)."""
 
 import ctypes
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +8,8 @@ from tokenizers import Encoding
 
 from cache.semantic.embedding.encoder import Vectors, unit, well_formed
 from cache.semantic.embedding.model_files import ModelFiles
-from cache.semantic.embedding.native.bert_files import read_bert
+from cache.semantic.embedding.native.bert import aligned, packed_model, read_bert
 from cache.semantic.embedding.native.build import native_library
-from cache.semantic.embedding.native.layout import Bytes, Shape, aligned, packed_model
 from cache.semantic.embedding.reference import check_against_reference
 
 # Tokens of a call, unless a single text has more: its numbers fit in a core's second-level cache.
@@ -38,13 +36,10 @@ class NativeEncoder:
         self._library.bert_encode.argtypes = (_POINTER, _POINTER, _INT32, *[_POINTER] * 5)
         self._library.bert_activation_max.restype = _FLOAT
         panel, activation_max = 2 * self._library.bert_lanes(), int(self._library.bert_activation_max())
-        self._shape = Shape.of(bert)
+        self._shape = bert.shape
         self._weights = packed_model(bert, panel, activation_max)
-        self._work = _Work()
         self._prompt = files.prompt
         self._tokenizer = bert.tokenizer
-        self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(bert.longest)
         self.name = f"{files.name}, compiled"
         self.fingerprint = fingerprint
         self.dimensions = bert.shape.hidden_size
@@ -70,22 +65,9 @@ class NativeEncoder:
         type_ids = np.array([number for each in encodings for number in each.type_ids], np.int32)
         shape = ctypes.byref(self._shape)
         needed = self._library.bert_work_bytes(shape, int(starts[-1]), max(lengths, default=0))
-        arrays = (starts, token_ids, type_ids, self._work.of(needed), vectors)
+        arrays = (starts, token_ids, type_ids, aligned(needed), vectors)
         failed = self._library.bert_encode(
             shape, self._weights.ctypes.data, len(encodings), *(array.ctypes.data for array in arrays)
         )
         if failed:
             raise ValueError("the tokenizer gives numbers that the model has no row for")
-
-
-class _Work(threading.local):
-    """Work space, kept for the next call; each thread has its own."""
-
-    def __init__(self) -> None:
-        self._memory: Bytes = aligned(0)
-
-    def of(self, size: int) -> Bytes:
-        """At least so many bytes."""
-        if len(self._memory) < size:
-            self._memory = aligned(size)
-        return self._memory

@@ -18,8 +18,8 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.embedding.errors import NativeUnavailable
 from cache.semantic.embedding.model_files import ModelFiles, find_model
+from cache.semantic.embedding.native.bert import rounded
 from cache.semantic.embedding.native.encoder import NativeEncoder
-from cache.semantic.embedding.native.layout import rounded
 from cache.semantic.embedding.reference import reference_file
 from cache.semantic.embedding.torch_encoder import TorchEncoder
 from tests.cache.semantic.embedding import models
