@@ -204,14 +204,15 @@ async def open_embedder(
 
 
 class Embedders(NamedTuple):
-    """One whose texts somebody waits for, and one for work in the background, both of one model.
-
-    `watches` must run while they are used.
-    """
+    """One whose texts somebody waits for, and one for work in the background, both of one model."""
 
     lookups: Embedder
     background: Embedder
-    watches: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = ()
+
+    @property
+    def watches(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+        """They must run while the embedders are used."""
+        return [each.model.breaker.watch for each in self if isinstance(each.model, ServerModel)]
 
     def figures(self) -> dict[str, object]:
         """For display; `failures` are calls of a server."""
@@ -236,15 +237,13 @@ async def open_embedders(
     """
     async with AsyncExitStack() as stack:
         models: list[Encoder] | list[ServerModel]
-        watches = ()
         if isinstance(source, EmbeddingServer):
             connector = aiohttp.TCPConnector(keepalive_timeout=_IDLE_CONNECTION_SECONDS)
             session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
             vector = await first_vector(session, source, _BACKGROUND_DEADLINE)
             models = [ServerModel(session, source, vector, each) for each in (deadline, _BACKGROUND_DEADLINE)]
-            watches = tuple(each.breaker.watch for each in models)
         else:
             models = [await asyncio.to_thread(source)] * 2
         lookups = await stack.enter_async_context(open_embedder(models[0], patience=patience))
         background = await stack.enter_async_context(open_embedder(models[1], patient=True))
-        yield Embedders(lookups, background, watches)
+        yield Embedders(lookups, background)

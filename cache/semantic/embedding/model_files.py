@@ -22,7 +22,6 @@ _OWNER = "sentence-transformers"
 _OTHER_FOLDERS = {"onnx", "openvino"}
 _PAGES = {".md", ".png", ".jpg"}
 _CHUNK = 1 << 20
-_PROMPTS_FILE = "config_sentence_transformers.json"
 
 
 class ModelFiles(NamedTuple):
@@ -48,8 +47,6 @@ class ModelFiles(NamedTuple):
 
 
 class _Prompts(msgspec.Struct):
-    """Of `config_sentence_transformers.json`."""
-
     prompts: dict[str, str] | None = None
     default_prompt_name: str | None = None
 
@@ -57,7 +54,7 @@ class _Prompts(msgspec.Struct):
 def _query_prompt(folder: Path) -> str:
     """The model's default prompt, or the one that it has for questions, such as "query: "."""
     try:
-        said = msgspec.json.decode((folder / _PROMPTS_FILE).read_bytes(), type=_Prompts)
+        said = msgspec.json.decode((folder / "config_sentence_transformers.json").read_bytes(), type=_Prompts)
     except (OSError, msgspec.DecodeError):  # sentence-transformers says what is wrong when it loads the model
         return ""
     return (said.prompts or {}).get(said.default_prompt_name or "query") or ""

@@ -21,10 +21,6 @@ _WEIGHT_MAX, _INT32_MAX = 2**11 - 1, 2**31 - 1
 # Below all weights of a model; its inverse is still a finite float.
 _MIN = 1e-30
 
-_SIZES = (
-    *("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size"),
-    *("vocab_size", "max_position_embeddings", "type_vocab_size"),
-)
 _KNOWN: dict[str, tuple[object, ...]] = {
     "model_type": ("bert", "xlm-roberta"),
     "hidden_act": ("gelu",),
@@ -36,17 +32,22 @@ _OLD_POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "
 _POSITIONS = "embeddings.position_embeddings.weight"
 
 
-class _Config(msgspec.Struct):
-    """Of a model's config.json; other keys change no vector."""
+class _Sizes(msgspec.Struct):
+    """Of a model's config.json, in the order of `bert.cpp`."""
 
-    model_type: str
-    hidden_size: int
     num_hidden_layers: int
+    hidden_size: int
     num_attention_heads: int
     intermediate_size: int
     vocab_size: int
     max_position_embeddings: int
     type_vocab_size: int
+
+
+class _Config(_Sizes):
+    """Other keys change no vector."""
+
+    model_type: str
     pad_token_id: int | None = None
     layer_norm_eps: float = 1e-12
     hidden_act: str = "gelu"
@@ -69,7 +70,10 @@ class _Limit(msgspec.Struct):
 class Shape(ctypes.Structure):
     """BertShape of `bert.cpp`, by the names of config.json."""
 
-    _fields_ = (*((name, ctypes.c_int32) for name in (*_SIZES, "pools_first")), ("layer_norm_eps", ctypes.c_float))
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in (*_Sizes.__struct_fields__, "pools_first")),
+        ("layer_norm_eps", ctypes.c_float),
+    )
 
 
 class Bert(NamedTuple):
@@ -114,18 +118,18 @@ def read_bert(folder: Path) -> Bert:
     }
     if wrong := next((name for name, tensor in weights.items() if not np.isfinite(tensor).all()), None):
         raise NativeUnavailable(f"it cannot compute with {wrong}, which has numbers that are not finite")
-    shape = Shape(*(getattr(config, name) for name in _SIZES), _pools_first(pooling), config.layer_norm_eps)
     if config.model_type == "xlm-roberta" and _POSITIONS in weights:
         # Positions count from the one after that of padding.
         first = (config.pad_token_id or 0) + 1
         weights[_POSITIONS] = weights[_POSITIONS][first:]
-        shape.max_position_embeddings -= first
-    positions = shape.max_position_embeddings
+        config.max_position_embeddings -= first
+    positions = config.max_position_embeddings
     tokenizer.no_padding()
     tokenizer.enable_truncation(
         int(min(of_model.max_seq_length or of_tokenizer.model_max_length or positions, positions))
     )
-    return Bert(shape, tokenizer, weights)
+    sizes = (getattr(config, name) for name in _Sizes.__struct_fields__)
+    return Bert(Shape(*sizes, _pools_first(pooling), config.layer_norm_eps), tokenizer, weights)
 
 
 def _check(config: _Config) -> None:

@@ -10,7 +10,6 @@ from cache.semantic.embedding.encoder import Vectors, unit, well_formed
 from cache.semantic.embedding.model_files import ModelFiles
 from cache.semantic.embedding.native.bert import aligned, packed_model, read_bert
 from cache.semantic.embedding.native.build import native_library
-from cache.semantic.embedding.reference import check_against_reference
 
 # Tokens of a call, unless a single text has more: its numbers fit in a core's second-level cache.
 _MAX_TOKENS = 256
@@ -18,16 +17,16 @@ _INT32, _INT64, _FLOAT, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_floa
 
 
 class NativeEncoder:
-    """One thread per call; weights are integers of 12 bits; checked against the reference's vectors.
+    """One thread per call; weights are integers of 12 bits.
 
     A vector is bitwise the same alone and in any batch.
     """
 
     def __init__(self, files: ModelFiles, fingerprint: str, cache: Path) -> None:
-        """Raises NativeUnavailable if the model, its weights or the machine do not fit, or vectors differ.
+        """Raises NativeUnavailable if the model, its weights or the machine do not fit.
 
         Args:
-            cache: folder of the library and the reference.
+            cache: folder of the library.
         """
         bert = read_bert(files.folder)
         self._library = native_library(cache)
@@ -43,7 +42,6 @@ class NativeEncoder:
         self.name = f"{files.name}, compiled"
         self.fingerprint = fingerprint
         self.dimensions = bert.shape.hidden_size
-        check_against_reference(self, files, cache)
 
     def encode(self, texts: list[str]) -> Vectors:
         """Raises ValueError if a token is not in the model's tables."""
