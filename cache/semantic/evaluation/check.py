@@ -19,10 +19,9 @@ import aiohttp
 import msgspec
 
 from cache.semantic.embedding.errors import EmbeddingFailed, ModelUnusable, NativeUnavailable
-from cache.semantic.embedding.load import load_encoder
+from cache.semantic.embedding.load import load_encoder, reference_file
 from cache.semantic.embedding.model_files import find_model
-from cache.semantic.embedding.native.build import native_library
-from cache.semantic.embedding.reference import reference_file
+from cache.semantic.embedding.native.encoder import native_library
 from cache.semantic.embedding.server import EmbeddingServer
 from cache.semantic.model_server import BadReply
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
-from cache.semantic.embedding.embedder import Embedder, open_embedder
-from cache.semantic.embedding.embedders import Embedders, open_embedders
+from cache.semantic.embedding.embedder import Embedder, Embedders, open_embedder, open_embedders
 from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.embedding.model_files import DEFAULT
 from cache.semantic.embedding.server import EmbeddingServer

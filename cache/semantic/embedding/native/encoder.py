@@ -1,35 +1,43 @@
-"""BERT models in `bert.cpp`: a sixth of torch's time for a short text (docs/decisions/013-embedding-runtime.md)."""
+"""BERT models in `bert.cpp`: a sixth of torch's time for a short text (docs/decisions/013-embedding-runtime.md).
+
+The machine's own compiler builds it, once, into a folder of the user's cache.
+"""
 
 import ctypes
-import threading
+import os
+import platform
+import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
+import xxhash
 from tokenizers import Encoding
 
 from cache.semantic.embedding.encoder import Vectors, unit, well_formed
-from cache.semantic.embedding.model_files import ModelFiles
-from cache.semantic.embedding.native.bert_files import read_bert
-from cache.semantic.embedding.native.build import native_library
-from cache.semantic.embedding.native.layout import Bytes, Shape, aligned, packed_model
-from cache.semantic.embedding.reference import check_against_reference
+from cache.semantic.embedding.errors import NativeUnavailable
+from cache.semantic.embedding.model_files import ModelFiles, make_file
+from cache.semantic.embedding.native.bert import aligned, packed_model, read_bert
 
+_SOURCE = Path(__file__).with_name("bert.cpp")
+_FLAGS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC")
+_LONGEST_BUILD = 120
 # Tokens of a call, unless a single text has more: its numbers fit in a core's second-level cache.
 _MAX_TOKENS = 256
 _INT32, _INT64, _FLOAT, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 
 class NativeEncoder:
-    """One thread per call; weights are integers of 12 bits; checked against the reference's vectors.
+    """One thread per call; weights are integers of 12 bits.
 
     A vector is bitwise the same alone and in any batch.
     """
 
     def __init__(self, files: ModelFiles, fingerprint: str, cache: Path) -> None:
-        """Raises NativeUnavailable if the model, its weights or the machine do not fit, or vectors differ.
+        """Raises NativeUnavailable if the model, its weights or the machine do not fit.
 
         Args:
-            cache: folder of the library and the reference.
+            cache: folder of the library.
         """
         bert = read_bert(files.folder)
         self._library = native_library(cache)
@@ -38,17 +46,13 @@ class NativeEncoder:
         self._library.bert_encode.argtypes = (_POINTER, _POINTER, _INT32, *[_POINTER] * 5)
         self._library.bert_activation_max.restype = _FLOAT
         panel, activation_max = 2 * self._library.bert_lanes(), int(self._library.bert_activation_max())
-        self._shape = Shape.of(bert)
+        self._shape = bert.shape
         self._weights = packed_model(bert, panel, activation_max)
-        self._work = _Work()
         self._prompt = files.prompt
         self._tokenizer = bert.tokenizer
-        self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(bert.longest)
         self.name = f"{files.name}, compiled"
         self.fingerprint = fingerprint
         self.dimensions = bert.shape.hidden_size
-        check_against_reference(self, files, cache)
 
     def encode(self, texts: list[str]) -> Vectors:
         """Raises ValueError if a token is not in the model's tables."""
@@ -70,7 +74,7 @@ class NativeEncoder:
         type_ids = np.array([number for each in encodings for number in each.type_ids], np.int32)
         shape = ctypes.byref(self._shape)
         needed = self._library.bert_work_bytes(shape, int(starts[-1]), max(lengths, default=0))
-        arrays = (starts, token_ids, type_ids, self._work.of(needed), vectors)
+        arrays = (starts, token_ids, type_ids, aligned(needed), vectors)
         failed = self._library.bert_encode(
             shape, self._weights.ctypes.data, len(encodings), *(array.ctypes.data for array in arrays)
         )
@@ -78,14 +82,43 @@ class NativeEncoder:
             raise ValueError("the tokenizer gives numbers that the model has no row for")
 
 
-class _Work(threading.local):
-    """Work space, kept for the next call; each thread has its own."""
+def native_library(cache: Path) -> ctypes.CDLL:
+    """The library, built in some seconds if this machine has not built this source yet.
 
-    def __init__(self) -> None:
-        self._memory: Bytes = aligned(0)
+    Args:
+        cache: folder of the library; machines of different kinds may share it.
 
-    def of(self, size: int) -> Bytes:
-        """At least so many bytes."""
-        if len(self._memory) < size:
-            self._memory = aligned(size)
-        return self._memory
+    Raises:
+        NativeUnavailable: no compiler, a failed compilation (a CPU without the instructions), or a full disk.
+    """
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is None:
+        raise NativeUnavailable("no C++ compiler (g++, or what CXX names) on PATH")
+    try:
+        target = cache / f"bert-{_digest(compiler)}.so"
+        if not target.is_file():
+            make_file(target, (compiler, *_FLAGS, str(_SOURCE), "-o"), _LONGEST_BUILD)
+        return ctypes.CDLL(str(target))
+    except subprocess.CalledProcessError as error:
+        reason = next((line for line in error.stderr.splitlines() if "error" in line), "no message")
+        raise NativeUnavailable(f"{compiler} refuses its source: {reason.strip()}") from error
+    except subprocess.TimeoutExpired as error:
+        raise NativeUnavailable(f"{compiler} took more than {_LONGEST_BUILD} s for its source") from error
+    except OSError as error:
+        raise NativeUnavailable(f"it cannot be built or loaded: {error}") from error
+
+
+def _digest(compiler: str) -> str:
+    """The name of the build: a digest of source, flags, compiler and CPU features."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout  # noqa: S603  the user's compiler
+    parts = (_SOURCE.read_text("utf-8"), *_FLAGS, version, platform.machine(), _cpu_features())
+    return xxhash.xxh3_128_hexdigest("\0".join(parts).encode())
+
+
+def _cpu_features() -> str:
+    """What -march=native depends on."""
+    path = Path("/proc/cpuinfo")
+    if not path.is_file():
+        return platform.processor()
+    lines = path.read_text("utf-8", "replace").splitlines()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

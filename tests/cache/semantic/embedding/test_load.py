@@ -15,10 +15,8 @@ from sentence_transformers import SentenceTransformer
 
 from cache.semantic.embedding.encoder import unit
 from cache.semantic.embedding.errors import ModelUnusable
-from cache.semantic.embedding.load import load_encoder
+from cache.semantic.embedding.load import load_encoder, reference_file
 from cache.semantic.embedding.model_files import ModelFiles, find_model
-from cache.semantic.embedding.native.encoder import NativeEncoder
-from cache.semantic.embedding.reference import reference_file
 from tests.cache.semantic.embedding import models
 
 TEXTS = ["How do I top up?", "how do i TOP UP?", "why " * 100, "  ", "Ünïcödé 我的银行卡", "a b c d e f g h i"]
@@ -52,9 +50,9 @@ def test_a_compiled_model_needs_no_torch(plain_model: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("left", [b"", b"\x93NUMPY\x01\x00\x76\x00{'descr'"], ids=["nothing", "a part"])
 def test_a_damaged_reference_is_computed_anew(plain_model: Path, tmp_path: Path, left: bytes) -> None:
     """A reference of which only the beginning is on the disk, as a power cut may leave it, is replaced."""
-    path = reference_file("f", tmp_path)
+    path = reference_file(ModelFiles("model", plain_model).fingerprint(), tmp_path)
     path.write_bytes(left)
-    NativeEncoder(ModelFiles("model", plain_model), "f", tmp_path)
+    assert load_encoder(str(plain_model), tmp_path).name == "model, compiled"
     assert len(path.read_bytes()) > 100
 
 

@@ -17,10 +17,10 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 
 from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.embedding.errors import NativeUnavailable
+from cache.semantic.embedding.load import check_against_reference, reference_file
 from cache.semantic.embedding.model_files import ModelFiles, find_model
+from cache.semantic.embedding.native.bert import rounded
 from cache.semantic.embedding.native.encoder import NativeEncoder
-from cache.semantic.embedding.native.layout import rounded
-from cache.semantic.embedding.reference import reference_file
 from cache.semantic.embedding.torch_encoder import TorchEncoder
 from tests.cache.semantic.embedding import models
 
@@ -35,8 +35,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compiled(model: Path, cache: Path) -> NativeEncoder:
+    """As `load_encoder` compiles and checks it."""
     files = ModelFiles("tiny", model)
-    return NativeEncoder(files, files.fingerprint(), cache)
+    encoder = NativeEncoder(files, files.fingerprint(), cache)
+    check_against_reference(encoder, files, cache)
+    return encoder
 
 
 @pytest.fixture(scope="session")

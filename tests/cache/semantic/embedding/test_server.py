@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from cache.semantic.embedding.embedder import Embedder
-from cache.semantic.embedding.embedders import Embedders, open_embedders
+from cache.semantic.embedding.embedder import Embedder, Embedders, open_embedders
 from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.embedding.errors import EmbeddingFailed, ModelChanged
 from cache.semantic.embedding.server import EmbeddingServer
