@@ -17,14 +17,14 @@ from typing import NamedTuple
 
 from cache.semantic.wording.difference import Difference, difference, is_number
 from cache.semantic.wording.language import language_of
-from cache.semantic.wording.text import MAX_WORDS, Text
-from cache.semantic.wording.verbatim import are_said
+from cache.semantic.wording.text import Text, are_said
 
 FEATURE_NAMES = ("replaced", "inserted", "overlap", "novelty", "overlap²", "novelty²")
 """In the order of `TextComparison.features`."""
-FEATURES = len(FEATURE_NAMES)
 MIN_QUESTIONS = 2
 """So many questions with one answer are enough to leave an added word to the policy."""
+# Sentence embedding models cut texts at 128 to 256 tokens; a text of so many words is not cut.
+_MAX_WORDS = 100
 # Signs that are words only beside a number or as the option of a command.
 _OPERATORS = frozenset("-*()!^")
 # A text of so few words says too little to be told from another one that has none of them; it may have none that the
@@ -57,10 +57,10 @@ class TextComparison(NamedTuple):
     """The result for a question.
 
     `place` is that of the question that vouches, or None, and `veto` is the name of what forbids every one; `vetoes`
-    are those of each question, "" for none. `features` are, float [FEATURES], none where there is a `veto`: whether a
-    single word was replaced by one that none of the questions has; whether such words were inserted; o and u, which are
-    the share of words in common with the question that vouches, and of words that none of the questions has, both 0 at
-    a usual value; and o², u².
+    are those of each question, "" for none. `features` are those of FEATURE_NAMES, none where there is a `veto`:
+    whether a single word was replaced by one that none of the questions has; whether such words were inserted; o and u,
+    which are the share of words in common with the question that vouches, and of words that none of the questions has,
+    both 0 at a usual value; and o², u².
     """
 
     place: int | None
@@ -72,11 +72,11 @@ class TextComparison(NamedTuple):
 def compare(asked: Text, questions: Sequence[Text]) -> TextComparison:
     """Compare `asked` with `questions` that have one answer, the nearest first; there is at least one."""
     vetoes = [pair_veto(asked, cached) for cached in questions]
-    places = [place for place, veto in enumerate(vetoes) if not veto]
-    if not places:
+    words = {place: frozenset(questions[place].words) for place, veto in enumerate(vetoes) if not veto}
+    if not words:
         return _forbidden(vetoes, vetoes[0])
-    ours, words = frozenset(asked.words), {place: frozenset(questions[place].words) for place in places}
-    copies = {place: found for place in places if (found := difference(asked.words, questions[place].words))}
+    ours = frozenset(asked.words)
+    copies = {place: found for place in words if (found := difference(asked.words, questions[place].words))}
     replaced = inserted = False
     chosen = next((place for place, found in copies.items() if not found.words and not found.moved), None)
     if chosen is None:
@@ -94,7 +94,7 @@ def compare(asked: Text, questions: Sequence[Text]) -> TextComparison:
                 return _forbidden(vetoes, _kind(strange | missing, found))
             replaced |= not strange.isdisjoint(found.substituted)
             inserted |= not strange <= found.substituted
-        chosen = next(iter(copies), places[0])
+        chosen = next(iter(copies or words))
     theirs = words[chosen]
     overlap = 3.0 * (len(ours & theirs) / max(1, len(ours | theirs)) - 0.4)
     novelty = 3.0 * (len(ours.difference(*words.values())) / max(1, len(ours)) - 0.2)
@@ -110,12 +110,12 @@ def pair_veto(asked: Text, cached: Text) -> str:
     """The name of what forbids that two questions share an answer, whatever others with it say; "" if nothing does."""
     if asked.words == cached.words and asked.verbatim == cached.verbatim:
         return "" if asked.words or asked.written == cached.written else "verbatim"
-    if max(len(asked.words), len(cached.words)) > MAX_WORDS:
+    if max(len(asked.words), len(cached.words)) > _MAX_WORDS:
         return "length"
     if asked.verbatim != cached.verbatim:
         ours, theirs = set(asked.verbatim), set(cached.verbatim)
         folded = {part.casefold() for part in ours - theirs} & {part.casefold() for part in theirs - ours}
-        are_both_said = are_said(tuple(ours - theirs), cached.written) and are_said(tuple(theirs - ours), asked.written)
+        are_both_said = are_said(ours - theirs, cached.written) and are_said(theirs - ours, asked.written)
         if ours == theirs or folded or not are_both_said:
             return "verbatim"
     if min(len(asked.words), len(cached.words)) <= _SHORT and set(asked.words).isdisjoint(cached.words):

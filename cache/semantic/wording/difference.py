@@ -71,7 +71,7 @@ def difference(asked: tuple[str, ...], cached: tuple[str, ...]) -> Difference | 
         frozenset(substituted),
         moved=is_swapped
         or (ours.keys() == theirs.keys() and asked != cached and bool(substituted or not added | removed)),
-        counted=frozenset(_counted(asked) | _counted(cached)),
+        counted=frozenset(word for words in (asked, cached) for first, word in pairwise(words) if is_number(first)),
     )
 
 
@@ -92,7 +92,3 @@ def _is_swapped(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
 def is_number(word: str) -> bool:
     first = word[0]
     return first in _CHINESE_NUMERALS or (first.isnumeric() and not first.isalpha())
-
-
-def _counted(words: tuple[str, ...]) -> set[str]:
-    return {word for number, word in pairwise(words) if is_number(number)}
