@@ -12,27 +12,43 @@ Two rules, and no list of words but that of negations:
 Of both, quotations and code that differ are a veto, and so is a length that embeddings do not see.
 """
 
+import functools
+from collections import Counter
 from collections.abc import Sequence, Set
+from difflib import SequenceMatcher
+from itertools import pairwise
 from typing import NamedTuple
 
-from cache.semantic.wording.difference import Difference, difference, is_number
 from cache.semantic.wording.language import language_of
 from cache.semantic.wording.text import Text, are_said
 
 FEATURE_NAMES = ("replaced", "inserted", "overlap", "novelty", "overlap²", "novelty²")
 """In the order of `TextComparison.features`."""
+VETOES = ("language", "verbatim", "length", "numbers", "negation", "order", "words")
+"""All names of vetoes."""
 MIN_QUESTIONS = 2
 """So many questions with one answer are enough to leave an added word to the policy."""
+MAX_WORDS = (3, 5)
+"""Near-copies differ in no more words than these, on the one side and on the other, ..."""
+MAX_SPANS = 2
+"""... which stand in no more places than these; ..."""
+MIN_SHARED = 0.5
+"""... and at least this share of their words is common (Dice's coefficient)."""
+
+# Differences: those of the questions that are asked most are looked for again and again.
+_KEPT = 16_384
+# So many words that change places are sought at a time, beside so many others that were added or removed.
+_MOST_SWAPPED = 3
+_FILLERS = 2
+# To Unicode also the signs of other words are numeric, such as that of "what" (什么), which once meant ten.
+_CHINESE_NUMERALS = frozenset("〇零一二三四五六七八九十百千万亿两萬億兩")
 # Sentence embedding models cut texts at 128 to 256 tokens; a text of so many words is not cut.
-_MAX_WORDS = 100
+_LONGEST = 100
 # Signs that are words only beside a number or as the option of a command.
 _OPERATORS = frozenset("-*()!^")
 # A text of so few words says too little to be told from another one that has none of them; it may have none that the
 # embedding model knows, and then all such texts have one vector.
 _SHORT = 2
-VETOES = ("language", "verbatim", "length", "numbers", "negation", "order", "words")
-"""All names of vetoes."""
-
 # A negation of another language is a word as all others are.
 _NEGATIONS = frozenset(
     word
@@ -51,6 +67,27 @@ _NEGATIONS = frozenset(
     )
     for word in line.split()
 )
+
+
+class Difference(NamedTuple):
+    """How the words of one question became those of another.
+
+    `added` and `removed` are words of which the one or the other has more. `substituted` are those of them that stand
+    alone for a single other word, as in "buy gold", "sell gold". `moved`: both have the same words in another order,
+    but for one or two, or one of these in the place of another: 你能告诉我我的名字吗, 你能告诉我你的名字吗
+    (can you tell me my, your, name).
+    `counted` are words that a number stands before, such as units, in either question.
+    """
+
+    added: Set[str]
+    removed: Set[str]
+    substituted: Set[str]
+    moved: bool
+    counted: Set[str]
+
+    @property
+    def words(self) -> Set[str]:
+        return self.added | self.removed
 
 
 class TextComparison(NamedTuple):
@@ -110,7 +147,7 @@ def pair_veto(asked: Text, cached: Text) -> str:
     """The name of what forbids that two questions share an answer, whatever others with it say; "" if nothing does."""
     if asked.words == cached.words and asked.verbatim == cached.verbatim:
         return "" if asked.words or asked.written == cached.written else "verbatim"
-    if max(len(asked.words), len(cached.words)) > _MAX_WORDS:
+    if max(len(asked.words), len(cached.words)) > _LONGEST:
         return "length"
     if asked.verbatim != cached.verbatim:
         ours, theirs = set(asked.verbatim), set(cached.verbatim)
@@ -132,3 +169,50 @@ def _kind(words: Set[str], found: Difference) -> str:
     if any(is_number(word) or word in found.counted or word in _OPERATORS for word in words):
         return "numbers"
     return "words" if words.isdisjoint(_NEGATIONS) else "negation"
+
+
+@functools.lru_cache(_KEPT)
+def difference(asked: tuple[str, ...], cached: tuple[str, ...]) -> Difference | None:
+    """What `asked` has that `cached` has not, and the other way round; None if they are not near-copies."""
+    ours, theirs = Counter(asked), Counter(cached)
+    added, removed = ours - theirs, theirs - ours
+    new, gone = added.total(), removed.total()
+    size = len(asked) + len(cached)
+    if min(new, gone) > MAX_WORDS[0] or max(new, gone) > MAX_WORDS[1] or size - new - gone < MIN_SHARED * size:
+        return None
+    one, other = sorted((asked, cached))  # the matcher breaks ties by the order of its arguments
+    spans = [span for span in SequenceMatcher(None, one, other, autojunk=False).get_opcodes() if span[0] != "equal"]
+    common = ours.keys() & theirs.keys()
+    is_swapped = new + gone <= _FILLERS and _is_swapped(
+        *(tuple(word for word in each if word in common) for each in (one, other))
+    )
+    if len(spans) > MAX_SPANS and (new or gone) and not is_swapped:
+        return None
+    substituted: set[str] = set()
+    differing = added.keys() | removed.keys()
+    for _, start, end, other_start, other_end in spans:
+        left, right = differing.intersection(one[start:end]), differing.intersection(other[other_start:other_end])
+        if len(left) == len(right) == 1:
+            substituted |= left | right
+    is_reordered = ours.keys() == theirs.keys() and asked != cached and (not differing or bool(substituted))
+    counted = {word for words in (asked, cached) for before, word in pairwise(words) if is_number(before)}
+    return Difference(added.keys(), removed.keys(), substituted, is_swapped or is_reordered, counted)
+
+
+def _is_swapped(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    """Whether all is in the same order, but that a few words changed places around others: from A to B, from B to A."""
+    differing = [place for place, words in enumerate(zip(one, other, strict=False)) if words[0] != words[1]]
+    if len(one) != len(other) or not differing:
+        return False
+    left, right = one[differing[0] : differing[-1] + 1], other[differing[0] : differing[-1] + 1]
+    return any(
+        left[:first] == right[-first:] and left[-last:] == right[:last] and left[first:-last] == right[last:-first]
+        for first in range(1, _MOST_SWAPPED + 1)
+        for last in range(1, _MOST_SWAPPED + 1)
+        if first + last < len(left)
+    )
+
+
+def is_number(word: str) -> bool:
+    first = word[0]
+    return first in _CHINESE_NUMERALS or (first.isnumeric() and not first.isalpha())
