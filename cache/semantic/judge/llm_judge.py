@@ -63,6 +63,7 @@ class LlmJudge:
         self.failures = 0
         self._url = endpoint(url, "chat/completions")
         self._host = urlsplit(url).netloc.rpartition("@")[2]
+        # `_asked` is the model of the last request, which a probe asks as well.
         self._model = self._asked = model
         # Where this is a gateway: it neither stores the verdicts nor learns from them.
         self._headers = {"Cache-Control": "no-store"} | ({"Authorization": f"Bearer {key}"} if key else {})
