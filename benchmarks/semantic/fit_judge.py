@@ -25,14 +25,24 @@ from benchmarks.semantic.labelled_answers import (
     pairs,
 )
 from cache.semantic.judge.answer import Answer
-from cache.semantic.judge.comparison import FEATURES, SIGNS, Read, compared, contradict
-from cache.semantic.judge.embedding_judge import EmbeddingJudge
+from cache.semantic.judge.embedding_judge import EmbeddingJudge, Read, compared, contradict
 from cache.semantic.judge.judge import MAX_SCORE
 
 _FITTED = Path(__file__).resolve().parents[2] / "cache" / "semantic" / "judge" / "fitted.py"
 
 Floats = npt.NDArray[np.float64]
 
+# The features, with the sign of each coefficient: a fit must not turn evidence for equality into evidence against it,
+# on any data. A copy that says something else was found out before, so likeness of words counts against both.
+_SIGNS = {
+    "cosine": 1,
+    "cosine of sentences": 1,
+    "shared words": 1,
+    "words of the shorter": 1,
+    "shared numbers": 1,
+    "numbers of one": -1,
+    "a copy": -1,
+}
 # There are many more pairs of some kinds than of others, and some matter more: each pair's weight. The answers of one
 # upstream to wordings of one question are much alike, so these count most of what is the same.
 _WEIGHTS = {
@@ -84,18 +94,18 @@ def limit(scores: Floats, kinds: npt.NDArray[np.object_]) -> float:
 
 
 async def read(answers: Iterable[str], judge: EmbeddingJudge) -> dict[str, Read]:
-    return {answer: await judge.embedded(Answer.of(answer)) for answer in answers}
+    return {answer: await judge.read(answer) for answer in answers}
 
 
 def features_of(found: Sequence[Pair], answers: Mapping[str, Read]) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """float64 [len(found), len(FEATURES)], and which pairs contradict each other, bool [len(found)]."""
+    """float64 [len(found), len(_SIGNS)], and which pairs contradict each other, bool [len(found)]."""
     questions = {question: Answer.of(question) for question in {pair.fresh.question for pair in found}}
     pairs_read = [
         (questions[pair.fresh.question], answers[pair.fresh.answer], answers[pair.cached.answer]) for pair in found
     ]
-    features = [compared(asked, fresh, cached) for asked, fresh, cached in pairs_read]
+    values = [compared(asked, fresh, cached) for asked, fresh, cached in pairs_read]
     against = [contradict(fresh.answer, cached.answer) for _, fresh, cached in pairs_read]
-    return np.array(features), np.array(against)
+    return np.array([[of[name] for name in _SIGNS] for of in values]), np.array(against)
 
 
 def disagreement(alike: Floats, of_one_question: Floats) -> tuple[float, float]:
@@ -127,11 +137,11 @@ def _main() -> None:
     fitted = ~(against | differ)
     weights = np.array([_WEIGHTS[kind] for kind in kinds[fitted]])
     same = np.array([kind in SAME for kind in kinds[fitted]])
-    intercept, coefficients = fit(features[fitted], same, weights, np.array(list(SIGNS.values())))
+    intercept, coefficients = fit(features[fitted], same, weights, np.array(list(_SIGNS.values())))
     scores = np.clip(np.where(against, -MAX_SCORE, intercept + features @ coefficients), -MAX_SCORE, MAX_SCORE)
     above = limit(scores, kinds)
     of_disagreement = disagreement(scores[kinds == Kind.CHAT], scores[differ])
-    for name, coefficient in zip(FEATURES, coefficients, strict=True):
+    for name, coefficient in zip(_SIGNS, coefficients, strict=True):
         print(f"{coefficient:9.3f}  {name}")
     print(f"{intercept:9.3f}  intercept; the same above {above:.3f}; disagreement {of_disagreement}")
     for kind in (*SAME, *DIFFERENT):
@@ -142,16 +152,16 @@ def _main() -> None:
 
 
 def _source(intercept: float, coefficients: Floats, above: float, of_disagreement: tuple[float, float]) -> str:
-    listed = "\n".join(f"    {c:.3f},  # {name}" for name, c in zip(FEATURES, coefficients, strict=True))
+    listed = "\n".join(f'    "{name}": {c:.3f},' for name, c in zip(_SIGNS, coefficients, strict=True))
     return f'''\
 """The coefficients of the default judge. Written by `python -m benchmarks.semantic.fit_judge --write`."""
 
 from typing import Final
 
 INTERCEPT: Final = {intercept:.3f}
-COEFFICIENTS: Final = (
+COEFFICIENTS: Final = {{
 {listed}
-)
+}}
 SAME_ABOVE: Final = {above:.3f}
 """Limit of the log odds: so many different answers on one subject are called the same as may be."""
 DISAGREEMENT: Final = {of_disagreement[0]:.3f}

@@ -4,8 +4,7 @@ import re
 import textwrap
 import unicodedata
 from collections import Counter
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 MAX_CHARACTERS = 4000
 """Longer answers are compared for equality only: reading them takes milliseconds, and one fact has little weight."""
@@ -35,8 +34,7 @@ _PASSAGES = textwrap.TextWrapper(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """The compared parts.
 
     `passages` are its text without Markdown, cut to what an embedding model reads at once, and `sentences` its
@@ -58,7 +56,8 @@ class Answer:
         words = tuple(word.casefold() for word in _WORD.findall(plain))
         # A sign counts: options of commands have one.
         numbers = frozenset(_number(found) for found in _NUMBER.findall(_THOUSANDS.sub("", plain)))
-        return cls(tuple(_PASSAGES.wrap(plain)) or ("",), sentences, words, Counter(words), numbers)
+        passages = tuple(_PASSAGES.wrap(plain))
+        return cls(passages or ("",), sentences or ("",), words, Counter(words), numbers)
 
 
 def class_of(text: str) -> AnswerClass:
@@ -86,5 +85,4 @@ def equal(one: str, other: str) -> bool:
 
 
 def _canonical(text: str) -> str:
-    lines = unicodedata.normalize("NFC", text).splitlines()
-    return "\n".join(line.rstrip() for line in lines).strip()
+    return "\n".join(map(str.rstrip, unicodedata.normalize("NFC", text).splitlines())).strip()

@@ -2,18 +2,40 @@
 
 import asyncio
 import hashlib
-from collections import OrderedDict
-from collections.abc import Sequence
+import math
+from collections.abc import Sequence, Set
+from typing import NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from cache.semantic.judge import fitted
 from cache.semantic.judge.answer import MAX_CHARACTERS, Answer, equal
-from cache.semantic.judge.comparison import Embedding, Read, compared, contradict
-from cache.semantic.judge.fitted import COEFFICIENTS, INTERCEPT, SAME_ABOVE
-from cache.semantic.judge.judge import MAX_SCORE, Embedder
+from cache.semantic.judge.judge import MAX_SCORE
 
-_WEIGHTS = np.array(COEFFICIENTS)
+# Two wordings with so many words in common, or so few that are not, are one text with a change, and that decides.
+_COPY = 0.8
+_FEW_WORDS = 4
+_HALF_COPY = 0.5
+# Words of more letters weigh no more.
+_LONGEST = 9
+
+
+class Embedder(Protocol):
+    """Computes vectors of texts for a judge."""
+
+    async def embed(self, text: str) -> npt.NDArray[np.float32]:
+        """The unit vector of `text`, float32 [dimensions]."""
+        ...
+
+
+class Read(NamedTuple):
+    """An answer with the embeddings of its text, float32 [dimensions], and of its sentences, float32 [sentences,
+    dimensions]; each of length 1."""
+
+    answer: Answer
+    embedding: npt.NDArray[np.float32]
+    sentences: npt.NDArray[np.float32]
 
 
 class EmbeddingJudge:
@@ -30,59 +52,103 @@ class EmbeddingJudge:
     """
 
     def __init__(self, embedder: Embedder, kept: int = 512) -> None:
-        self.same_above = SAME_ABOVE
+        self.same_above = fitted.SAME_ABOVE
         self.failures = 0
         self._embedder = embedder
         self._kept = kept
-        self._read: OrderedDict[str, Read] = OrderedDict()
+        # The least recently used first.
+        self._read: dict[str, Read] = {}
 
     async def compare(self, model: str, question: str, fresh: str, cached: Sequence[str]) -> list[float | None]:
         """One score for each of `cached`, never None. Raises what the embedder raises."""
         scores = {text: MAX_SCORE if equal(fresh, text) else -MAX_SCORE for text in cached}
         read_whole = [text for text, score in scores.items() if score < 0 and _is_readable(text)]
         if read_whole and _is_readable(fresh):
-            ours = await self._reading(fresh)
-            theirs = [await self._reading(text) for text in read_whole]
+            ours = await self.read(fresh)
+            theirs = [await self.read(text) for text in read_whole]
             odds = await asyncio.to_thread(log_odds, question[:MAX_CHARACTERS], ours, theirs)
             scores |= dict(zip(read_whole, odds, strict=True))
         return [scores[text] for text in cached]
 
-    async def _reading(self, text: str) -> Read:
-        found = self._read.get(text)
+    async def read(self, text: str) -> Read:
+        """An answer, with the direction of the mean of its passages' vectors, and the vectors of its sentences."""
+        found = self._read.pop(text, None)
         if found is None:
             answer = await asyncio.to_thread(Answer.of, text)
-            found = self._read[text] = await self.embedded(answer)
-            while len(self._read) > self._kept:
-                self._read.popitem(last=False)
-        else:
-            self._read.move_to_end(text)
+            parts = (*answer.passages, *answer.sentences)
+            vectors = np.stack(await asyncio.gather(*map(self._embedder.embed, parts)))
+            mean = vectors[: len(answer.passages)].mean(axis=0)
+            found = Read(answer, mean / max(float(np.linalg.norm(mean)), 1e-6), vectors[len(answer.passages) :])
+        self._read[text] = found
+        if len(self._read) > self._kept:
+            del self._read[next(iter(self._read))]
         return found
-
-    async def embedded(self, answer: Answer) -> Read:
-        """The answer with the direction of the mean of its passages' vectors, and the vectors of its sentences."""
-        vectors = await asyncio.gather(*map(self._embedder.embed, (*answer.passages, *answer.sentences)))
-        mean = np.mean(vectors[: len(answer.passages)], axis=0, dtype=np.float32)
-        embedding: Embedding = np.asarray(mean / max(float(np.linalg.norm(mean)), 1e-6), dtype=np.float32)
-        sentences = vectors[len(answer.passages) :] or [embedding]
-        return Read(answer, embedding, np.stack(sentences))
 
 
 def coefficients_digest() -> str:
     """BLAKE2b-64, hex, of all that was fitted: errors that were measured hold for a judge with these alone."""
-    names = ("INTERCEPT", "COEFFICIENTS", "SAME_ABOVE", "DISAGREEMENT", "DISAGREEMENT_OF_SCORE")
-    return hashlib.blake2b(repr([getattr(fitted, name) for name in names]).encode(), digest_size=8).hexdigest()
+    coefficients = tuple(fitted.COEFFICIENTS.values())
+    numbers = [fitted.INTERCEPT, coefficients, fitted.SAME_ABOVE, fitted.DISAGREEMENT, fitted.DISAGREEMENT_OF_SCORE]
+    return hashlib.blake2b(repr(numbers).encode(), digest_size=8).hexdigest()
 
 
 def log_odds(question: str, ours: Read, theirs: Sequence[Read]) -> list[float]:
     """The scores of all of `theirs`, in [-MAX_SCORE, MAX_SCORE]."""
     asked = Answer.of(question)
-    return [
-        -MAX_SCORE
-        if contradict(ours.answer, other.answer)
-        else float(np.clip(INTERCEPT + _WEIGHTS @ compared(asked, ours, other), -MAX_SCORE, MAX_SCORE))
-        for other in theirs
-    ]
+    return [_score(asked, ours, other) for other in theirs]
+
+
+def _score(asked: Answer, fresh: Read, cached: Read) -> float:
+    if contradict(fresh.answer, cached.answer):
+        return -MAX_SCORE
+    values = compared(asked, fresh, cached)
+    odds = fitted.INTERCEPT + sum(fitted.COEFFICIENTS[name] * value for name, value in values.items())
+    return max(-MAX_SCORE, min(MAX_SCORE, odds))
 
 
 def _is_readable(text: str) -> bool:
     return len(text.strip()) > 0 and len(text) <= MAX_CHARACTERS
+
+
+def contradict(ours: Answer, theirs: Answer) -> bool:
+    """Whether each has a number that the other lacks, or one is a copy of the other but for a few words.
+
+    One of them alone may have more numbers. A paraphrase differs in most of its words, so that one word proves nothing;
+    in a copy it is what is meant.
+    """
+    if not (ours.numbers <= theirs.numbers or theirs.numbers <= ours.numbers):
+        return True
+    differing = len(ours.words) + len(theirs.words) - 2 * (ours.counts & theirs.counts).total()
+    return ours.words != theirs.words and (differing <= _FEW_WORDS or _shared(ours, theirs) > _COPY)
+
+
+def compared(asked: Answer, fresh: Read, cached: Read) -> dict[str, float]:
+    """Evidence for and against the equality of two answers, by the names of the coefficients.
+
+    `asked` is the question that `fresh` answers; `cached` may be the answer to another one. Words and numbers of the
+    question are in any answer to it, and prove nothing.
+    """
+    ours, theirs = fresh.answer, cached.answer
+    our_words, their_words = ours.counts.keys() - asked.counts.keys(), theirs.counts.keys() - asked.counts.keys()
+    common = _weight(our_words & their_words)
+    alike = fresh.sentences @ cached.sentences.T
+    best = np.concatenate([alike.max(axis=0), alike.max(axis=1)])
+    return {
+        "cosine": float(fresh.embedding @ cached.embedding),
+        "cosine of sentences": float(best.mean()),
+        "shared words": common / max(1, _weight(our_words | their_words)),
+        "words of the shorter": common / max(1, min(_weight(our_words), _weight(their_words))),
+        "shared numbers": math.log1p(len((ours.numbers & theirs.numbers) - asked.numbers)),
+        "numbers of one": math.log1p(len(ours.numbers ^ theirs.numbers)),
+        "a copy": max(0.0, _shared(ours, theirs) - _HALF_COPY),
+    }
+
+
+def _weight(words: Set[str]) -> int:
+    """Longer words say more, in most languages."""
+    return sum(min(len(word), _LONGEST) - 1 for word in words)
+
+
+def _shared(ours: Answer, theirs: Answer) -> float:
+    """The share of words in common, in any order (Dice)."""
+    return 2 * (ours.counts & theirs.counts).total() / max(1, len(ours.words) + len(theirs.words))

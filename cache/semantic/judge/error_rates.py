@@ -5,6 +5,7 @@ judge says of such pairs is counted for each upstream model and each class of an
 its scores mean "the same", and the error of its labels (docs/decisions/040-measured-judge.md).
 """
 
+import functools
 import math
 from bisect import bisect_left
 from typing import Annotated, Any, Literal
@@ -83,6 +84,13 @@ class _Counts(msgspec.Struct, array_like=True):
     def share_unrepeatable(self) -> float:
         return (self.unrepeatable + _PRIOR_UNREPEATABLE) / (self.questions + _PRIOR_QUESTIONS)
 
+    def rates(self, same_above: float) -> tuple[float, JudgeError]:
+        """The limit, from `same_above` on, and the judge's error with it."""
+        return _rates(tuple(self.same), tuple(self.unrelated), same_above)
+
+
+_NO_COUNTS = _Counts()
+
 
 class _State(msgspec.Struct, frozen=True, array_like=True):
     classes: Annotated[dict[str, _Counts], msgspec.Meta(max_length=_MAX_CLASSES)]
@@ -105,33 +113,28 @@ class ErrorRates:
 
     def __init__(self, same_above: float) -> None:
         self._same_above = same_above
-        # By class and model, the longest unused first; and what was measured of them since they last changed.
+        # By class and model, the longest unused first.
         self._classes: dict[str, _Counts] = {}
-        self._known: dict[str, tuple[float, JudgeError]] = {}
-        self._prior = self._measured(_Counts())
 
     def limit(self, model: str, answers: AnswerClass) -> float:
         """The score above which two answers are called the same."""
-        return self._rates(_name(model, answers))[0]
+        return self._counts(model, answers).rates(self._same_above)[0]
 
     def error(self, model: str, answers: AnswerClass) -> JudgeError:
         """How often what is above the limit, or below, is wrong: upper bounds of recall and false same."""
-        return self._rates(_name(model, answers))[1]
+        return self._counts(model, answers).rates(self._same_above)[1]
 
     def unrepeatable(self, model: str, answers: AnswerClass) -> float:
         """The log odds that a question of which nothing is known has answers that disagree with each other."""
-        share = self._classes.get(_name(model, answers), _Counts()).share_unrepeatable
+        share = self._counts(model, answers).share_unrepeatable
         return math.log(share / (1.0 - share))
 
     def count(self, pair: JudgedPair) -> None:
         """Count a pair, of this process or of another one."""
         name = _name(pair.model, pair.answers)
         counts = self._classes[name] = self._classes.pop(name, _Counts())
-        self._known.pop(name, None)
         if len(self._classes) > _MAX_CLASSES:
-            oldest = next(iter(self._classes))
-            del self._classes[oldest]
-            self._known.pop(oldest, None)
+            del self._classes[next(iter(self._classes))]
         if pair.source == "first":
             counts.questions += 1.0
             counts.unrepeatable += pair.unrepeatable
@@ -149,7 +152,6 @@ class ErrorRates:
     def restore(self, state: bytes) -> None:
         """Take over what was counted. Raises UnusableState, and is then as before."""
         self._classes = thaw(state, _STATE, _State).classes
-        self._known.clear()
 
     def figures(self) -> list[dict[str, Any]]:
         """For an operator: of every model and class that has pairs, their number, and what they show."""
@@ -157,7 +159,7 @@ class ErrorRates:
 
     def _figures(self, name: str, counts: _Counts) -> dict[str, Any]:
         answers, _, model = name.partition(" ")
-        limit, error = self._rates(name)
+        limit, error = counts.rates(self._same_above)
         same = sum(counts.same)
         return {
             "model": model,
@@ -171,28 +173,28 @@ class ErrorRates:
             "unrepeatable": counts.share_unrepeatable,
         }
 
-    def _rates(self, name: str) -> tuple[float, JudgeError]:
-        if name in self._classes and name not in self._known:
-            self._known[name] = self._measured(self._classes[name])
-        return self._known.get(name, self._prior)
+    def _counts(self, model: str, answers: AnswerClass) -> _Counts:
+        return self._classes.get(_name(model, answers), _NO_COUNTS)
 
-    def _measured(self, counts: _Counts) -> tuple[float, JudgeError]:
-        """The lowest limit, from the fitted one on, above which there are few enough of the unrelated pairs."""
-        same, unrelated = sum(counts.same), sum(counts.unrelated)
-        first = _bin(self._same_above)
 
-        def upper(place: int) -> float:
-            false = sum(counts.unrelated[place:])
-            return _upper(false + _PRIOR_FALSE, unrelated - false + _PRIOR_TOLD)
+# Once a class is counted on, what its counts were before is not asked for again: room for some of these too.
+@functools.lru_cache(2 * _MAX_CLASSES)
+def _rates(same: tuple[float, ...], unrelated: tuple[float, ...], same_above: float) -> tuple[float, JudgeError]:
+    """The lowest limit, from `same_above` on, above which there are few enough of the unrelated pairs."""
+    first = _bin(same_above)
 
-        def are_few(place: int) -> bool:  # and then they are few above each higher place
-            return not any(counts.unrelated[place:]) or upper(place) <= MAX_FALSE_SAME
+    def upper(place: int) -> float:
+        false = sum(unrelated[place:])
+        return _upper(false + _PRIOR_FALSE, sum(unrelated) - false + _PRIOR_TOLD)
 
-        place = first + bisect_left(range(first, _BINS - 1), True, key=are_few)
-        found = sum(counts.same[place:])
-        recall = _upper(found + _PRIOR_SAME, same - found + _PRIOR_MISSED)
-        limit = self._same_above if place == first else place * 2 * MAX_SCORE / _BINS - MAX_SCORE
-        return limit, JudgeError(recall, min(max(upper(place), MAX_FALSE_SAME), recall / 2))
+    def are_few(place: int) -> bool:  # and then they are few above each higher place
+        return not any(unrelated[place:]) or upper(place) <= MAX_FALSE_SAME
+
+    place = first + bisect_left(range(first, _BINS - 1), True, key=are_few)
+    found = sum(same[place:])
+    recall = _upper(found + _PRIOR_SAME, sum(same) - found + _PRIOR_MISSED)
+    limit = same_above if place == first else place * 2 * MAX_SCORE / _BINS - MAX_SCORE
+    return limit, JudgeError(recall, min(max(upper(place), MAX_FALSE_SAME), recall / 2))
 
 
 def _name(model: str, answers: AnswerClass) -> str:

@@ -3,15 +3,15 @@
 from typing import Final
 
 INTERCEPT: Final = -12.796
-COEFFICIENTS: Final = (
-    13.005,  # cosine
-    1.185,  # cosine of sentences
-    3.064,  # shared words
-    1.121,  # words of the shorter
-    1.636,  # shared numbers
-    -0.175,  # numbers of one
-    -8.354,  # a copy
-)
+COEFFICIENTS: Final = {
+    "cosine": 13.005,
+    "cosine of sentences": 1.185,
+    "shared words": 3.064,
+    "words of the shorter": 1.121,
+    "shared numbers": 1.636,
+    "numbers of one": -0.175,
+    "a copy": -8.354,
+}
 SAME_ABOVE: Final = 1.254
 """Limit of the log odds: so many different answers on one subject are called the same as may be."""
 DISAGREEMENT: Final = -2.292

@@ -3,9 +3,6 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 MAX_SCORE = 10.0
 """Of texts that are equal; scores are log odds between this and its negative."""
 
@@ -23,12 +20,4 @@ class Judge(Protocol):
 
         `question` is what `fresh` answers, and `model` the one that did.
         """
-        ...
-
-
-class Embedder(Protocol):
-    """Computes vectors of texts for a judge."""
-
-    async def embed(self, text: str) -> npt.NDArray[np.float32]:
-        """The unit vector of `text`, float32 [dimensions]."""
         ...

@@ -63,6 +63,7 @@ class LlmJudge:
         self.failures = 0
         self._url = endpoint(url, "chat/completions")
         self._host = urlsplit(url).netloc.rpartition("@")[2]
+        # `_asked` is the model of the last request, which a probe asks as well.
         self._model = self._asked = model
         # Where this is a gateway: it neither stores the verdicts nor learns from them.
         self._headers = {"Cache-Control": "no-store"} | ({"Authorization": f"Bearer {key}"} if key else {})
@@ -87,19 +88,19 @@ class LlmJudge:
             try:
                 reply = await self.breaker.call(lambda: self._ask(model, question, fresh, cached), self._deadline)
                 return score_of(reply)
-            except StoreUnavailable:  # the breaker has logged why
-                self.failures += 1
+            except StoreUnavailable:
+                pass  # the breaker has logged why
             except ValueError as failure:
-                self.failures += 1
                 # Messages of other errors may quote the reply, which may quote the answers.
                 why = failure if isinstance(failure, BadReply) else type(failure).__name__
                 log.warning("The judge at %s gave no verdict: %s", self._host, why)
+        self.failures += 1
         return None
 
     async def _probe(self) -> None:
         """Sends a trivial comparison. Raises StoreUnavailable if the reply is no chat completion."""
         try:
-            await self._ask(self._model or self._asked, "What is 1 + 1?", "2", "Two")
+            await self._ask(self._asked, "What is 1 + 1?", "2", "Two")
         except ValueError as error:
             raise StoreUnavailable(str(error)) from error
 

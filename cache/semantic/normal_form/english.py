@@ -8,8 +8,6 @@ import gzip
 from importlib import resources
 from typing import NamedTuple
 
-_FILE = "english.txt.gz"
-
 
 class Spelling(NamedTuple):
     """How a word is written inside a sentence; nothing is true of an unknown one.
@@ -41,12 +39,7 @@ def spelling(word: str) -> Spelling:
 @functools.cache
 def load() -> dict[str, Spelling]:
     """The words, which are read once."""
-    shared: dict[str, Spelling] = {}
-    spellings = {}
-    with resources.files(__package__).joinpath(_FILE).open("rb") as packed, gzip.open(packed, "rt") as lines:
-        for line in lines:
-            word, marks = line.split()
-            if marks not in shared:
-                shared[marks] = Spelling(*(mark in marks for mark in "pnavf"))
-            spellings[word] = shared[marks]
-    return spellings
+    packed = resources.files(__package__).joinpath("english.txt.gz").read_bytes()
+    words = dict(map(str.split, gzip.decompress(packed).decode().splitlines()))
+    spellings = {marks: Spelling(*(mark in marks for mark in "pnavf")) for marks in set(words.values())}
+    return {word: spellings[marks] for word, marks in words.items()}

@@ -7,7 +7,6 @@ only, and both polish and Polish.
 
 import re
 import unicodedata
-from collections import Counter
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -21,7 +20,8 @@ _CODE_SIGNS = frozenset("{}[]<>=|\\^~")
 # A token is what white space ends; white space inside a quotation is part of it.
 _TOKEN = re.compile(r'(?:"[^"]*"|`[^`]*`|«[^»]*»|[^\s"`«»])+')
 _WORD = re.compile(r"[A-Za-z]+(?:'[A-Za-z]+)*")
-_PAYLOAD = re.compile(r":(?:\s|$)")
+# What follows the first colon may be a quotation.
+_PAYLOAD = re.compile(r"(?<=:)\s+")
 _END = " \t\u00a0.?!…"
 _SENTENCE_END = re.compile(r"[.?!…]")
 _PUNCTUATION = "),.:!?…"
@@ -54,6 +54,10 @@ class _Token(NamedTuple):
     spelling: Spelling
 
 
+# Stands before the first token and after the last one: no word, and as the end of a sentence.
+_EDGE = _Token("", "", "!", "", Spelling())
+
+
 def normal_form(text: str) -> str | None:
     """The normal form of `text`, or None where only the same text has its meaning. The form is its own normal form.
 
@@ -64,29 +68,22 @@ def normal_form(text: str) -> str | None:
     if len(text) > MAX_CHARACTERS:
         return None
     text = unicodedata.normalize("NFC", text).translate(_SIGNS).strip()
-    if not text.isprintable() and not all(sign.isprintable() or sign.isspace() for sign in text):
+    if len(text.splitlines()) != 1 or not "".join(text.split()).isprintable() or not _CODE_SIGNS.isdisjoint(text):
         return None
-    if len(text.splitlines()) != 1 or not _CODE_SIGNS.isdisjoint(text):
-        return None
-    text, payload = _without_payload(text)
+    text, *payload = _PAYLOAD.split(text, maxsplit=1)
     text, end = (text, "") if payload else _without_end(text)
     tokens = [_token(written) for written in _TOKEN.findall(text)]
-    if len(tokens) > MAX_WORDS or not any(token.core for token in tokens):
+    words = [token.core for token in tokens]
+    if len(words) > MAX_WORDS or not any(words):
         return None
-    if any(token.core.startswith("'") for token in tokens) or _TOKEN.sub("", text).strip():
+    if any(word.startswith("'") for word in words) or _TOKEN.sub("", text).strip():
         return None  # a quotation that may not end, or does not
-    is_english = _is_english(tokens)
-    if end == "?" and is_english and _is_question(tokens):
-        end = ""
-    words = _folded(tokens) if is_english else [token.core for token in tokens]
-    form = " ".join([f"{token.before}{word}{token.after}" for token, word in zip(tokens, words, strict=True)])
-    return f"{form} {payload}" if payload else form + end
-
-
-def _without_payload(text: str) -> tuple[str, str]:
-    """The text up to the first colon that white space follows, and what is after it: that may be a quotation."""
-    colon = _PAYLOAD.search(text)
-    return (text[: colon.end()], text[colon.end() :].strip()) if colon else (text, "")
+    if _is_english(tokens):
+        words = _folded(tokens)
+        if end and _is_question(tokens):
+            end = ""
+    written = [f"{token.before}{word}{token.after}" for token, word in zip(tokens, words, strict=True)]
+    return " ".join([*written, *payload]) + end
 
 
 def _without_end(text: str) -> tuple[str, str]:
@@ -104,21 +101,20 @@ def _without_end(text: str) -> tuple[str, str]:
 def _token(written: str) -> _Token:
     core = written.lstrip("(").rstrip(_PUNCTUATION)
     before, _, after = written.partition(core) if core else ("", "", written)
-    is_word = core.isascii() and (core.isalpha() or _WORD.fullmatch(core))
-    word = core.lower() if is_word else ""
+    word = core.lower() if core.isascii() and (core.isalpha() or _WORD.fullmatch(core)) else ""
     return _Token(before, core, after, word, spelling(word))
 
 
 def _is_english(tokens: list[_Token]) -> bool:
     """Whether most words are in the dictionary in lower case, and one of them is frequent."""
-    words = sum(any(map(str.isalpha, token.core)) for token in tokens)
+    words = sum(token.word != "" or any(map(str.isalpha, token.core)) for token in tokens)
     plain = sum(token.spelling.plain for token in tokens)
     return 2 * plain > words and any(token.spelling.frequent for token in tokens)
 
 
 def _is_question(tokens: list[_Token]) -> bool:
     """Whether the last sentence is a question without its question mark too: "It works?" is none."""
-    places = [place for place, token in enumerate(tokens[:-1], 1) if token.after and _SENTENCE_END.search(token.after)]
+    places = [place for place, token in enumerate(tokens[:-1], 1) if _SENTENCE_END.search(token.after)]
     sentence = tokens[places[-1] if places else 0 :]
     clauses = [sentence[0], *(token for before, token in pairwise(sentence) if "," in before.after)]
     return any(_opens_question(clause.word) for clause in clauses)
@@ -131,55 +127,46 @@ def _opens_question(word: str) -> bool:
 
 def _folded(tokens: list[_Token]) -> list[str]:
     """The cores, in lower case where a capital is without meaning."""
-    spelt = Counter(word for word, _ in {(token.word, token.core) for token in tokens})
-    return [
-        token.word
-        if token.word
-        and token.core[0].isupper()
-        and token.core[1:] == token.word[1:]
-        and _is_written_either_way(tokens, place, token.spelling, spelt[token.word] == 1)
-        else token.core
-        for place, token in enumerate(tokens)
-    ]
+    spellings = [core.lower() for core in {token.core for token in tokens}]
+    words = []
+    for before, token, after in zip([_EDGE, *tokens[:-1]], tokens, [*tokens[1:], _EDGE], strict=True):
+        has_capital = token.core == token.word.capitalize()
+        is_folded = has_capital and _is_written_either_way(before, token, after, spellings.count(token.word) == 1)
+        words.append(token.word if is_folded else token.core)
+    return words
 
 
-def _is_written_either_way(tokens: list[_Token], place: int, senses: Spelling, one_spelling: bool) -> bool:
+def _is_written_either_way(before: _Token, token: _Token, after: _Token, one_spelling: bool) -> bool:
     """Whether the capital of a word is without meaning: that of a sentence's start, or of what is only ever a name.
 
     Where a text has a word in several spellings (`one_spelling` is False), it may be about them.
     """
-    word = tokens[place].word
+    word, senses = token.word, token.spelling
     if word == "i":
-        return one_spelling and _is_pronoun(tokens, place)
-    if len(word) == 1 or (place and tokens[place - 1].core[-1:].isdigit()):  # a symbol or a unit
+        return one_spelling and _is_pronoun(before, token, after)
+    if len(word) == 1 or before.core[-1:].isdigit():  # a symbol or a unit
         return False
     if senses.plain:
-        return _starts_sentence(tokens, place) and (senses.frequent or not (senses.name or senses.acronym))
+        starts_sentence = not token.before and _ends_sentence(before)
+        return starts_sentence and (senses.frequent or not (senses.name or senses.acronym))
     return senses.name and one_spelling and (len(word) >= _SHORTEST_NAME or "'" in word)
 
 
-def _starts_sentence(tokens: list[_Token], place: int) -> bool:
-    if tokens[place].before:
-        return False
-    if not place:
-        return True
-    last = tokens[place - 1]
-    if "." in last.after and len(last.word) < _SHORTEST_BEFORE_STOP:
-        return last.spelling.plain and last.spelling.frequent
-    return _SENTENCE_END.search(last.after) is not None
+def _ends_sentence(token: _Token) -> bool:
+    if "." in token.after and len(token.word) < _SHORTEST_BEFORE_STOP:
+        return token.spelling.plain and token.spelling.frequent
+    return _SENTENCE_END.search(token.after) is not None
 
 
-def _is_pronoun(tokens: list[_Token], place: int) -> bool:
+def _is_pronoun(before: _Token, token: _Token, after: _Token) -> bool:
     """Whether "I" or "i" is no symbol: a verb follows, or an auxiliary that agrees with it is before it."""
-    before = tokens[place - 1] if place else None
-    after = tokens[place + 1] if place + 1 < len(tokens) else None
-    if before is not None and not before.after and _agrees_with_i(before.word):
+    if not before.after and _agrees_with_i(before.word):
         return True
-    if after is None or tokens[place].after or (before and before.word in _AUXILIARIES):
+    if token.after or before.word in _AUXILIARIES:
         return False
-    opens_clause = before is None or bool(before.after) or before.word in _INTERROGATIVES
+    opens_clause = bool(before.after) or before.word in _INTERROGATIVES
     return _agrees_with_i(after.word) or (after.spelling.verb and (opens_clause or after.spelling.frequent))
 
 
 def _agrees_with_i(word: str) -> bool:
-    return word in _AUXILIARIES_OF_I or word in _IRREGULAR or (word.endswith("n't") and not word.endswith("sn't"))
+    return word in _AUXILIARIES_OF_I or (word.endswith("n't") and not word.endswith("sn't"))

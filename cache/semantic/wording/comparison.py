@@ -12,27 +12,43 @@ Two rules, and no list of words but that of negations:
 Of both, quotations and code that differ are a veto, and so is a length that embeddings do not see.
 """
 
+import functools
+from collections import Counter
 from collections.abc import Sequence, Set
+from difflib import SequenceMatcher
+from itertools import pairwise
 from typing import NamedTuple
 
-from cache.semantic.wording.difference import Difference, difference, is_number
 from cache.semantic.wording.language import language_of
-from cache.semantic.wording.text import MAX_WORDS, Text
-from cache.semantic.wording.verbatim import are_said
+from cache.semantic.wording.text import Text, are_said
 
 FEATURE_NAMES = ("replaced", "inserted", "overlap", "novelty", "overlap²", "novelty²")
 """In the order of `TextComparison.features`."""
-FEATURES = len(FEATURE_NAMES)
+VETOES = ("language", "verbatim", "length", "numbers", "negation", "order", "words")
+"""All names of vetoes."""
 MIN_QUESTIONS = 2
 """So many questions with one answer are enough to leave an added word to the policy."""
+MAX_WORDS = (3, 5)
+"""Near-copies differ in no more words than these, on the one side and on the other, ..."""
+MAX_SPANS = 2
+"""... which stand in no more places than these; ..."""
+MIN_SHARED = 0.5
+"""... and at least this share of their words is common (Dice's coefficient)."""
+
+# Differences: those of the questions that are asked most are looked for again and again.
+_KEPT = 16_384
+# So many words that change places are sought at a time, beside so many others that were added or removed.
+_MOST_SWAPPED = 3
+_FILLERS = 2
+# To Unicode also the signs of other words are numeric, such as that of "what" (什么), which once meant ten.
+_CHINESE_NUMERALS = frozenset("〇零一二三四五六七八九十百千万亿两萬億兩")
+# Sentence embedding models cut texts at 128 to 256 tokens; a text of so many words is not cut.
+_LONGEST = 100
 # Signs that are words only beside a number or as the option of a command.
 _OPERATORS = frozenset("-*()!^")
 # A text of so few words says too little to be told from another one that has none of them; it may have none that the
 # embedding model knows, and then all such texts have one vector.
 _SHORT = 2
-VETOES = ("language", "verbatim", "length", "numbers", "negation", "order", "words")
-"""All names of vetoes."""
-
 # A negation of another language is a word as all others are.
 _NEGATIONS = frozenset(
     word
@@ -53,14 +69,35 @@ _NEGATIONS = frozenset(
 )
 
 
+class Difference(NamedTuple):
+    """How the words of one question became those of another.
+
+    `added` and `removed` are words of which the one or the other has more. `substituted` are those of them that stand
+    alone for a single other word, as in "buy gold", "sell gold". `moved`: both have the same words in another order,
+    but for one or two, or one of these in the place of another: 你能告诉我我的名字吗, 你能告诉我你的名字吗
+    (can you tell me my, your, name).
+    `counted` are words that a number stands before, such as units, in either question.
+    """
+
+    added: Set[str]
+    removed: Set[str]
+    substituted: Set[str]
+    moved: bool
+    counted: Set[str]
+
+    @property
+    def words(self) -> Set[str]:
+        return self.added | self.removed
+
+
 class TextComparison(NamedTuple):
     """The result for a question.
 
     `place` is that of the question that vouches, or None, and `veto` is the name of what forbids every one; `vetoes`
-    are those of each question, "" for none. `features` are, float [FEATURES], none where there is a `veto`: whether a
-    single word was replaced by one that none of the questions has; whether such words were inserted; o and u, which are
-    the share of words in common with the question that vouches, and of words that none of the questions has, both 0 at
-    a usual value; and o², u².
+    are those of each question, "" for none. `features` are those of FEATURE_NAMES, none where there is a `veto`:
+    whether a single word was replaced by one that none of the questions has; whether such words were inserted; o and u,
+    which are the share of words in common with the question that vouches, and of words that none of the questions has,
+    both 0 at a usual value; and o², u².
     """
 
     place: int | None
@@ -72,11 +109,11 @@ class TextComparison(NamedTuple):
 def compare(asked: Text, questions: Sequence[Text]) -> TextComparison:
     """Compare `asked` with `questions` that have one answer, the nearest first; there is at least one."""
     vetoes = [pair_veto(asked, cached) for cached in questions]
-    places = [place for place, veto in enumerate(vetoes) if not veto]
-    if not places:
+    words = {place: frozenset(questions[place].words) for place, veto in enumerate(vetoes) if not veto}
+    if not words:
         return _forbidden(vetoes, vetoes[0])
-    ours, words = frozenset(asked.words), {place: frozenset(questions[place].words) for place in places}
-    copies = {place: found for place in places if (found := difference(asked.words, questions[place].words))}
+    ours = frozenset(asked.words)
+    copies = {place: found for place in words if (found := difference(asked.words, questions[place].words))}
     replaced = inserted = False
     chosen = next((place for place, found in copies.items() if not found.words and not found.moved), None)
     if chosen is None:
@@ -94,7 +131,7 @@ def compare(asked: Text, questions: Sequence[Text]) -> TextComparison:
                 return _forbidden(vetoes, _kind(strange | missing, found))
             replaced |= not strange.isdisjoint(found.substituted)
             inserted |= not strange <= found.substituted
-        chosen = next(iter(copies), places[0])
+        chosen = next(iter(copies or words))
     theirs = words[chosen]
     overlap = 3.0 * (len(ours & theirs) / max(1, len(ours | theirs)) - 0.4)
     novelty = 3.0 * (len(ours.difference(*words.values())) / max(1, len(ours)) - 0.2)
@@ -110,12 +147,12 @@ def pair_veto(asked: Text, cached: Text) -> str:
     """The name of what forbids that two questions share an answer, whatever others with it say; "" if nothing does."""
     if asked.words == cached.words and asked.verbatim == cached.verbatim:
         return "" if asked.words or asked.written == cached.written else "verbatim"
-    if max(len(asked.words), len(cached.words)) > MAX_WORDS:
+    if max(len(asked.words), len(cached.words)) > _LONGEST:
         return "length"
     if asked.verbatim != cached.verbatim:
         ours, theirs = set(asked.verbatim), set(cached.verbatim)
         folded = {part.casefold() for part in ours - theirs} & {part.casefold() for part in theirs - ours}
-        are_both_said = are_said(tuple(ours - theirs), cached.written) and are_said(tuple(theirs - ours), asked.written)
+        are_both_said = are_said(ours - theirs, cached.written) and are_said(theirs - ours, asked.written)
         if ours == theirs or folded or not are_both_said:
             return "verbatim"
     if min(len(asked.words), len(cached.words)) <= _SHORT and set(asked.words).isdisjoint(cached.words):
@@ -132,3 +169,50 @@ def _kind(words: Set[str], found: Difference) -> str:
     if any(is_number(word) or word in found.counted or word in _OPERATORS for word in words):
         return "numbers"
     return "words" if words.isdisjoint(_NEGATIONS) else "negation"
+
+
+@functools.lru_cache(_KEPT)
+def difference(asked: tuple[str, ...], cached: tuple[str, ...]) -> Difference | None:
+    """What `asked` has that `cached` has not, and the other way round; None if they are not near-copies."""
+    ours, theirs = Counter(asked), Counter(cached)
+    added, removed = ours - theirs, theirs - ours
+    new, gone = added.total(), removed.total()
+    size = len(asked) + len(cached)
+    if min(new, gone) > MAX_WORDS[0] or max(new, gone) > MAX_WORDS[1] or size - new - gone < MIN_SHARED * size:
+        return None
+    one, other = sorted((asked, cached))  # the matcher breaks ties by the order of its arguments
+    spans = [span for span in SequenceMatcher(None, one, other, autojunk=False).get_opcodes() if span[0] != "equal"]
+    common = ours.keys() & theirs.keys()
+    is_swapped = new + gone <= _FILLERS and _is_swapped(
+        *(tuple(word for word in each if word in common) for each in (one, other))
+    )
+    if len(spans) > MAX_SPANS and (new or gone) and not is_swapped:
+        return None
+    substituted: set[str] = set()
+    differing = added.keys() | removed.keys()
+    for _, start, end, other_start, other_end in spans:
+        left, right = differing.intersection(one[start:end]), differing.intersection(other[other_start:other_end])
+        if len(left) == len(right) == 1:
+            substituted |= left | right
+    is_reordered = ours.keys() == theirs.keys() and asked != cached and (not differing or bool(substituted))
+    counted = {word for words in (asked, cached) for before, word in pairwise(words) if is_number(before)}
+    return Difference(added.keys(), removed.keys(), substituted, is_swapped or is_reordered, counted)
+
+
+def _is_swapped(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    """Whether all is in the same order, but that a few words changed places around others: from A to B, from B to A."""
+    differing = [place for place, words in enumerate(zip(one, other, strict=False)) if words[0] != words[1]]
+    if len(one) != len(other) or not differing:
+        return False
+    left, right = one[differing[0] : differing[-1] + 1], other[differing[0] : differing[-1] + 1]
+    return any(
+        left[:first] == right[-first:] and left[-last:] == right[:last] and left[first:-last] == right[last:-first]
+        for first in range(1, _MOST_SWAPPED + 1)
+        for last in range(1, _MOST_SWAPPED + 1)
+        if first + last < len(left)
+    )
+
+
+def is_number(word: str) -> bool:
+    first = word[0]
+    return first in _CHINESE_NUMERALS or (first.isnumeric() and not first.isalpha())

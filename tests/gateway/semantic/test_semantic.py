@@ -494,7 +494,6 @@ async def test_what_was_learned_outlives_a_restart(semantic: SemanticStage, mock
 
 async def test_what_a_lookup_reads_is_there_before_the_first_question(semantic: SemanticStage) -> None:
     """A model that is read during a lookup would let all requests miss their deadline for a second."""
-    # The cache of the loaded model is inside: nothing public says when it is read.
-    language._identifier.cache_clear()
+    language.load.cache_clear()
     await semantic.service(**SERVES_ALL)
-    assert language._identifier.cache_info().currsize == 1
+    assert language.load.cache_info().currsize == 1

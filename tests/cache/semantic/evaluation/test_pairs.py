@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cache.semantic.evaluation.pairs import Flags, features_of, figures_of, served_by_policy
 from cache.semantic.policy.policy import FeatureVector
-from cache.semantic.wording.comparison import FEATURES, TextComparison
+from cache.semantic.wording.comparison import FEATURE_NAMES, TextComparison
 
 PAIRS = 2000
 
@@ -25,7 +25,7 @@ def population(seed: int, steepness: float) -> tuple[Similarities, Flags]:
 
 def evidence(similarities: Similarities) -> list[FeatureVector]:
     """With words that are neither alike nor strange."""
-    wording = TextComparison(0, "", (0.0,) * FEATURES)
+    wording = TextComparison(0, "", (0.0,) * len(FEATURE_NAMES))
     return [features_of(similarity, wording) for similarity in similarities.tolist()]
 
 

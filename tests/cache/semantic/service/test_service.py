@@ -76,7 +76,7 @@ async def test_the_guide_names_every_figure(folder: Path, minilm: Encoder) -> No
     ("coefficient", "other"),
     [
         ("INTERCEPT", 1.0),
-        ("COEFFICIENTS", (1.0,) * 7),
+        ("COEFFICIENTS", dict.fromkeys(fitted.COEFFICIENTS, 1.0)),
         ("SAME_ABOVE", 9.0),
         ("DISAGREEMENT", 1.0),
         ("DISAGREEMENT_OF_SCORE", 1.0),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache.semantic.wording.comparison import FEATURES, VETOES, compare
+from cache.semantic.wording.comparison import FEATURE_NAMES, VETOES, compare
 from cache.semantic.wording.text import Text
 from tests.cache.semantic.trap_pairs import DATA, Pair, trap_pairs
 
@@ -29,7 +29,7 @@ def finance_traps() -> list[tuple[str, str]]:
 
 def wording(asked: str, *questions: str) -> tuple[int | None, str]:
     found = compare(Text.of(asked), [Text.of(question) for question in questions])
-    assert len(found.features) == (0 if found.veto else FEATURES)
+    assert len(found.features) == (0 if found.veto else len(FEATURE_NAMES))
     return found.place, found.veto
 
 

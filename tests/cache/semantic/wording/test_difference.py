@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.semantic.wording.difference import MAX_WORDS, difference, is_number
+from cache.semantic.wording.comparison import MAX_WORDS, difference, is_number
 
 WORDS = ("how", "do", "i", "buy", "sell", "gold", "now", "5", "10", "kg", "to", "from")
 QUESTIONS = st.lists(st.sampled_from(WORDS), max_size=9).map(tuple)
