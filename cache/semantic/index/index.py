@@ -4,7 +4,6 @@ import itertools
 import sys
 import threading
 from array import array
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import faiss
@@ -12,16 +11,15 @@ import numpy as np
 
 from cache.semantic.index.list_builder import ListBuilder
 from cache.semantic.index.partition import Partition, Thresholds
-from cache.semantic.index.recall import Comparing, RecallWatch
+from cache.semantic.index.recall import RecallWatch
 from cache.semantic.index.table import Floats, Rows, RowTable
 
 # Candidates beyond those requested: 8-bit codes put nearly equal neighbours into a wrong order.
 _MARGIN = 16
-# What Python takes beside the table and the lists: of an entry its row in the dict and in an array, of an id what
-# malloc adds and rounds up, of a partition its object, its array and its slots in two dicts. CPython 3.11.
-_NUMBER_BYTES = 36
-_STRING_BYTES = 57
-_PARTITION_BYTES = 440
+# What Python takes beside the table, the lists and the dicts: of an entry its row in the dict and in an array and an id
+# of 32 characters, of a partition its object, its array and a name of 40 characters. CPython 3.11.
+_ENTRY_BYTES = 125
+_PARTITION_BYTES = 540
 
 
 class VectorIndex:
@@ -32,28 +30,29 @@ class VectorIndex:
     every entry that was added before, and none that was removed.
 
     Vectors are kept as 16-bit fixed-point numbers, which moves a cosine by 6e-5 at most. In a partition of more than
-    `thresholds.flat` entries some neighbours are missed: about 1 % of the sixteen nearest.
+    `thresholds.flat` entries some neighbours are missed: about 1 % of the sixteen nearest. Of the searches there
+    `compared_share` are compared with exact ones, while that takes no more than `compared_load` of one core.
     """
 
     def __init__(
         self,
         dimensions: int,
         thresholds: Thresholds = Thresholds(),  # noqa: B008  # frozen
-        comparing: Comparing = Comparing(),  # noqa: B008  # frozen
+        compared_share: float = 0.01,
+        compared_load: float = 0.01,
     ) -> None:
         faiss.omp_set_num_threads(1)
-        self._lock = threading.Lock()
         self._table = RowTable(dimensions)
         self._batch = thresholds.batch
         self._partitions: dict[str, Partition] = {}
         self._by_number: dict[int, Partition] = {}
         self._numbers = itertools.count(1)
         self._row_of: dict[str, int] = {}
-        self._name_bytes = 0
-        self._background = ThreadPoolExecutor(1, thread_name_prefix="semantic-index")
-        run: Callable[[Callable[[], None]], object] = self._background.submit
-        self._builder = ListBuilder(self._table, self._lock, run, thresholds)
-        self.recall = RecallWatch(self._table, self._lock, run, comparing)
+        self._closing = threading.Event()
+        # FAISS keeps its number of threads for each thread.
+        self._background = ThreadPoolExecutor(1, "semantic-index", faiss.omp_set_num_threads, (1,))
+        self._builder = ListBuilder(self._table, self._background, self._closing, thresholds)
+        self.recall = RecallWatch(self._table, self._background, self._closing, compared_share, compared_load)
 
     def __len__(self) -> int:
         """Entries, with expired ones that were not removed yet."""
@@ -70,34 +69,32 @@ class VectorIndex:
 
     @property
     def bytes(self) -> int:
-        """The memory that entries and partitions take, ids and names included."""
-        with self._lock:
+        """The memory that entries and partitions take, ids and names of usual lengths included."""
+        with self._table.lock:
             lists = sum(lists.bytes for lists in self._builder.made)
             dicts = sum(map(sys.getsizeof, (self._row_of, self._partitions, self._by_number)))
-            numbers = _NUMBER_BYTES * len(self) + _PARTITION_BYTES * self.partitions
-            return lists + dicts + numbers + self._table.bytes + self._name_bytes
+            objects = _ENTRY_BYTES * len(self) + _PARTITION_BYTES * self.partitions
+            return lists + dicts + objects + self._table.bytes
 
     def add(self, partition: str, entry: str, vector: Floats, expires: float) -> None:
         """Adds an entry, a unit vector [d], to a partition until `expires`, Unix seconds.
 
         An entry of this id is replaced, also if it was in another partition.
         """
-        with self._lock:
+        with self._table.lock:
             self._remove(entry)
             owner = self._partitions.get(partition)
             if owner is None:
                 owner = Partition(partition, next(self._numbers), array("i"))
                 self._partitions[partition] = self._by_number[owner.number] = owner
-                self._name_bytes += _STRING_BYTES + len(partition)
             row = self._row_of[entry] = self._table.add(entry, owner.number, vector, expires)
             owner.flat.append(row)
-            self._name_bytes += _STRING_BYTES + len(entry)
             owner.move_batch(self._table, self._batch)
-            self._builder.check(owner)
+            self._builder.note(owner, row)
 
     def remove(self, entry: str) -> bool:
         """Removes an entry; False if there is none."""
-        with self._lock:
+        with self._table.lock:
             return self._remove(entry)
 
     def search(self, partition: str, vector: Floats, k: int, now: float) -> list[tuple[str, float]]:
@@ -105,7 +102,7 @@ class VectorIndex:
 
         None that expires by `now`, Unix seconds.
         """
-        with self._lock:
+        with self._table.lock:
             searched = self._partitions.get(partition)
             if searched is None:
                 return []
@@ -113,8 +110,7 @@ class VectorIndex:
             cosines = self._table.cosines(rows, vector)
             nearest = np.argsort(-cosines, kind="stable")[:k]
             if searched.lists is not None:  # else every row was compared
-                highest = float(cosines[nearest[0]]) if len(nearest) else -1.0
-                self.recall.offer(searched.number, vector, highest, now)
+                self.recall.offer(searched.number, vector, float(cosines.max(initial=-1.0)), now)
             entries = self._table.entries
             return [(entries[rows[i]], float(cosines[i])) for i in nearest.tolist()]
 
@@ -124,8 +120,7 @@ class VectorIndex:
 
     def close(self) -> None:
         """End the background thread. The index can still be searched and changed."""
-        self._builder.close()
-        self.recall.close()
+        self._closing.set()
         self._background.shutdown(cancel_futures=True)
 
     def _remove(self, entry: str) -> bool:
@@ -134,12 +129,9 @@ class VectorIndex:
             return False
         owner = self._by_number[self._table.remove(row)]
         owner.remove(row)
-        self._name_bytes -= _STRING_BYTES + len(entry)
+        self._builder.note(owner, row)
         if len(owner) == 0:
             del self._partitions[owner.name], self._by_number[owner.number]
-            self._name_bytes -= _STRING_BYTES + len(owner.name)
-        else:
-            self._builder.check(owner)
         return True
 
     def _candidates(self, partition: Partition, vector: Floats, k: int, now: float) -> Rows:

@@ -6,137 +6,143 @@ import threading
 import weakref
 from array import array
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 
 import faiss
 import numpy as np
 
-from cache.semantic.index.lists import VECTORS_PER_LIST, InvertedLists, spherical_centroids
-from cache.semantic.index.partition import Partition, Thresholds
+from cache.semantic.index.partition import InvertedLists, Partition, Thresholds, ideal_lists
 from cache.semantic.index.table import Floats, Rows, RowTable
 
 log = logging.getLogger(__name__)
 
-# Enough to know the range of each component.
-_MIN_SAMPLE = 4096
+# Lloyd iterations and vectors per list; more of either finds no more neighbours.
+_ITERATIONS = 8
+_VECTORS_PER_LIST = 40
 # Rows that are copied while a search waits.
 _PIECE = 256
-# New lists are used when they lack no more rows than these, or after so many rounds: rows may come as fast as they are
-# put in.
-_FEW = 1024
+# New lists are used after so many rounds at most: rows may come as fast as they are put in.
 _ROUNDS = 6
 
 
 class ListBuilder:
     """Trains new lists and fills them without the lock, which takes seconds; then they replace the old ones.
 
-    `lock` is that of the index, `run` lets a function run in its background thread. A row is found all the time: until
-    the new lists are used, the old ones are complete.
+    `background` has one thread, whose work ends after an iteration of k-means or some rows when `closing` is set. A row
+    is found all the time: until the new lists are used, the old ones are complete.
     """
 
-    def __init__(
-        self,
-        table: RowTable,
-        lock: threading.Lock,
-        run: Callable[[Callable[[], None]], object],
-        thresholds: Thresholds,
-    ) -> None:
+    def __init__(self, table: RowTable, background: Executor, closing: threading.Event, thresholds: Thresholds) -> None:
         self.made: weakref.WeakSet[InvertedLists] = weakref.WeakSet()
         """All lists that there are."""
         self._table = table
-        self._changed = threading.Condition(lock)
-        self._run = run
+        self._finished = threading.Condition(table.lock)
+        self._background = background
+        self._closing = closing
         self._thresholds = thresholds
-        self._waiting: set[Partition] = set()
-        self._closing = False
+        self._changed: dict[Partition, array[int]] = {}
+        """Partitions whose lists are being made, or wait for it, with the rows that came or went meanwhile."""
 
-    def check(self, partition: Partition) -> None:
-        """Has its lists made if it needs others. The caller holds the lock."""
-        if partition not in self._waiting and not self._closing and partition.needs_lists(self._thresholds):
-            self._waiting.add(partition)
-            self._run(lambda: self._work(partition))
+    def note(self, partition: Partition, row: int) -> None:
+        """Takes note that a row came into the partition or left it. The caller holds the lock."""
+        if partition in self._changed:
+            self._changed[partition].append(row)
+        else:
+            self._check(partition)
 
     def settle(self, timeout: float) -> bool:
         """Wait until there is nothing to do, at most `timeout` seconds; False if there still is."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._waiting, timeout)
+        with self._finished:
+            return self._finished.wait_for(lambda: not self._changed, timeout)
 
-    def close(self) -> None:
-        """What runs ends after an iteration of k-means or some rows."""
-        self._closing = True
+    def _check(self, partition: Partition) -> None:
+        """Has its lists made if it needs others."""
+        if partition.needs_lists(self._thresholds.flat) and not self._closing.is_set():
+            self._changed[partition] = array("i")
+            self._background.submit(self._work, partition)
 
     def _work(self, partition: Partition) -> None:
-        faiss.omp_set_num_threads(1)  # FAISS keeps this number for each thread
         try:
             self._build(partition)
+            trim_heap()
         except Exception:  # FAISS raises several; whatever it is, it costs speed only
             log.exception("no better lists for %d vectors, searching goes on without", len(partition))
             partition.patience = 2 * len(partition)
-        with self._changed:
-            self._waiting.discard(partition)
-            self.check(partition)
-            self._changed.notify_all()
+        with self._finished:
+            del self._changed[partition]
+            self._check(partition)
+            self._finished.notify_all()
 
     def _build(self, partition: Partition) -> None:
-        with self._changed:
+        with self._table.lock:
             rows = self._table.rows_of(partition.number)
-            count = self._thresholds.lists(len(rows))
-            if count == 0:
+            if len(rows) <= self._thresholds.flat:
                 partition.flat, partition.lists = array("i", rows.tolist()), None
                 return
-        sample = self._sample(partition, rows, max(count * VECTORS_PER_LIST, _MIN_SAMPLE))
+        count = round(ideal_lists(len(rows)))
+        if len(rows) > count * _VECTORS_PER_LIST:
+            rows = np.random.default_rng(len(rows)).choice(rows, count * _VECTORS_PER_LIST, replace=False)
+        sample = np.concatenate([vectors for _, vectors in self._pieces(partition, rows)])
         if len(sample) < count:  # removed meanwhile
             return
-        centroids = spherical_centroids(sample, count, lambda: self._closing)
-        if centroids is None:
-            return
-        lists = InvertedLists(centroids, sample, self._thresholds.scan)
-        with self._changed:
-            self.made.add(lists)
-        self._fill(partition, lists)
-        trim_heap()
+        centroids = spherical_centroids(sample, count, self._closing.is_set)
+        if centroids is not None:
+            self._fill(partition, InvertedLists(centroids, sample, self._thresholds.scan))
 
-    def _sample(self, partition: Partition, rows: Rows, size: int) -> Floats:
-        """Vectors of up to `size` random ones of the rows, float32 [n, d]."""
-        if len(rows) > size:
-            rows = np.random.default_rng(len(rows)).choice(rows, size, replace=False)
-        pieces = [vectors for _, _, vectors in self._pieces(partition, rows)]
-        return np.concatenate(pieces) if pieces else np.empty((0, 0), np.float32)
-
-    def _pieces(self, partition: Partition, rows: Rows) -> Iterator[tuple[Rows, Rows, Floats]]:
-        """Those of the rows that are still the partition's, some at a time, with their stamps and vectors."""
+    def _pieces(self, partition: Partition, rows: Rows) -> Iterator[tuple[Rows, Floats]]:
+        """Those of the rows that are still the partition's, some at a time, with their vectors."""
         for start in range(0, len(rows), _PIECE):
-            if self._closing:
-                return
-            with self._changed:
+            with self._table.lock:
                 piece = self._table.still_of(partition.number, rows[start : start + _PIECE])
-                stamps, vectors = self._table.stamps(piece), self._table.vectors(piece)
-            yield piece, stamps, vectors
+                vectors = self._table.vectors(piece)
+            yield piece, vectors
+            if self._closing.is_set():
+                return
 
     def _fill(self, partition: Partition, lists: InvertedLists) -> None:
-        """Puts all rows into new lists, in rounds since rows come and go meanwhile, and lets the partition use them."""
-        rows = stamps = np.empty(0, np.int64)  # what the lists have
-        for number in range(_ROUNDS + 1):
-            with self._changed:
-                current = self._table.stamps(rows) == stamps
-                has = np.zeros(len(self._table), np.bool_)
-                has[rows[current]] = True
-                wanted = self._table.rows_of(partition.number)
-                missing = wanted[~has[wanted]]
-                if number == _ROUNDS or len(missing) <= _FEW:
-                    lists.remove(rows[~current])
-                    partition.flat = array("i", missing.tolist())
+        """Puts all rows into new lists, and lets the partition use them.
+
+        Rows that come or go meanwhile are taken out of the new lists again, and those that are the partition's are put
+        in anew, in rounds until there are too few for a batch.
+        """
+        with self._table.lock:
+            self.made.add(lists)
+            self._changed[partition] = array("i")
+            rows = self._table.rows_of(partition.number)
+        for number in range(1, _ROUNDS + 1):
+            for piece, vectors in self._pieces(partition, rows):
+                lists.add(piece, vectors)
+            with self._table.lock:
+                if self._closing.is_set():  # the lists may lack rows
+                    return
+                changed = np.unique(np.array(self._changed[partition], np.int64))
+                self._changed[partition] = array("i")
+                lists.remove(changed)
+                rows = self._table.still_of(partition.number, changed)
+                if number == _ROUNDS or len(rows) < self._thresholds.batch:
+                    partition.flat = array("i", rows.tolist())
                     # The old ones are kept until the end: they take long to free, and here a search waits.
                     partition.lists, lists = lists, partition.lists
+                    partition.patience = 0
                     break
-            lists.remove(rows[~current])
-            kept = [(rows[current], stamps[current])]
-            for piece, its_stamps, vectors in self._pieces(partition, missing):
-                lists.add(piece, vectors)
-                kept.append((piece, its_stamps))
-            rows, stamps = (np.concatenate(columns) for columns in zip(*kept, strict=True))
-        while len(partition.flat) >= self._thresholds.batch and not self._closing:
-            with self._changed:
+        while len(partition.flat) >= self._thresholds.batch and not self._closing.is_set():
+            with self._table.lock:
                 partition.move_batch(self._table, self._thresholds.batch)
+
+
+def spherical_centroids(sample: Floats, count: int, is_over: Callable[[], bool]) -> Floats | None:
+    """Unit centroids, float32 [count, d], of unit vectors [n, d], n ≥ count, by k-means on the sphere.
+
+    Calls `is_over` between the iterations; returns None if it is true.
+    """
+    bounds = {"min_points_per_centroid": 1, "max_points_per_centroid": len(sample)}  # no warning, no sampling
+    kmeans = faiss.Kmeans(sample.shape[1], count, niter=1, spherical=True, seed=1, **bounds)
+    for _ in range(_ITERATIONS):
+        if is_over():
+            return None
+        kmeans.train(sample, init_centroids=kmeans.centroids)
+    centroids: Floats = kmeans.centroids
+    return centroids
 
 
 def trim_heap() -> None:

@@ -4,8 +4,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import Executor
 
 from cache.semantic.index.table import Floats, RowTable
 
@@ -18,35 +17,24 @@ _OUTCOMES_KEPT = 1000
 _ROUNDING = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
-class Comparing:
-    """`share` of the searches are compared, while that takes no more than `load` of one core."""
-
-    share: float = 0.01
-    load: float = 0.01
-
-
 class RecallWatch:
     """Compares one search at a time with all rows of its partition; others meanwhile are not compared.
 
-    It takes `lock`, that of the index, for some rows at a time; `run` lets a function run in the background thread.
-    Rows that change places meanwhile may be missed, which makes recall look better only if one of them was the nearest.
+    `share` of the searches are compared, in `background`, while that takes no more than `load` of one core. It takes
+    the lock for some rows at a time, and ends after some rows when `closing` is set. Rows that change places meanwhile
+    may be missed, which makes recall look better only if one of them was the nearest.
     """
 
     def __init__(
-        self,
-        table: RowTable,
-        lock: threading.Lock,
-        run: Callable[[Callable[[], None]], object],
-        comparing: Comparing,
+        self, table: RowTable, background: Executor, closing: threading.Event, share: float, load: float
     ) -> None:
         self._table = table
-        self._lock = lock
-        self._run = run
-        self._comparing = comparing
+        self._background = background
+        self._closing = closing
+        self._share = share
+        self._load = load
         self._free_at = 0.0
         self._outcomes: deque[bool] = deque(maxlen=_OUTCOMES_KEPT)
-        self._closing = False
         self.compared = 0
         """Searches, so far."""
 
@@ -61,31 +49,24 @@ class RecallWatch:
 
         The caller holds the lock.
         """
-        if self._closing or time.monotonic() < self._free_at or random.random() >= self._comparing.share:  # noqa: S311  # a sample is no secret
+        if self._closing.is_set() or time.monotonic() < self._free_at or random.random() >= self._share:  # noqa: S311  # a sample is no secret
             return
         self._free_at = float("inf")
-        latest = self._table.additions
-        self._run(lambda: self._compare(owner, vector, first, now, latest))
-
-    def close(self) -> None:
-        """What runs ends after some rows."""
-        self._closing = True
+        self._background.submit(self._compare, owner, vector, first, now, self._table.additions)
 
     def _compare(self, owner: int, vector: Floats, first: float, now: float, latest: int) -> None:
         began = time.monotonic()
-        with self._lock:
+        with self._table.lock:
             rows = self._table.rows_of(owner)
         highest = -2.0
         for start in range(0, len(rows), _PIECE):
-            if self._closing:
-                return
-            with self._lock:
+            with self._table.lock:
                 piece = self._table.alive(self._table.still_of(owner, rows[start : start + _PIECE]), now)
-                piece = piece[self._table.stamps(piece) <= latest]  # later ones could not be found
+                piece = piece[self._table.stamps[piece] <= latest]  # later ones could not be found
                 highest = float(self._table.cosines(piece, vector).max(initial=highest))
-            time.sleep(_PAUSE)
+            if self._closing.wait(_PAUSE):
+                return
         if highest >= -1:  # else all have expired
             self._outcomes.append(first >= highest - _ROUNDING)
             self.compared += 1
-        ended = time.monotonic()
-        self._free_at = ended + (ended - began) * (1 / self._comparing.load - 1)
+        self._free_at = began + (time.monotonic() - began) / self._load

@@ -1,6 +1,7 @@
 """Entries by row: the vector in 16-bit fixed-point numbers, expiry, partition."""
 
 import heapq
+import threading
 
 import numpy as np
 import numpy.typing as npt
@@ -11,28 +12,32 @@ Rows = npt.NDArray[np.int64]
 # Components of unit vectors are at most 1. Half-precision floats would be as small and as exact, but NumPy turns
 # these into float32 four times as fast.
 _SCALE = 32767.0
-# Grows and shrinks by as much, so that neither blocks a search for long: 1.5 MiB at 384 dimensions.
-_STEP = 2048
 # Rows that are scored at once: their float32 values fit in the core's own cache.
 _BLOCK = 256
+# Grows and shrinks by as much, so that neither blocks a search for long: 1.5 MiB at 384 dimensions.
+_STEP = 2048
 
 
 class RowTable:
-    """An entry keeps its row until it is removed; the lowest free row is used next. Not thread-safe.
+    """An entry keeps its row until it is removed; the lowest free row is used next.
+
+    Whoever reads or changes it, or anything that refers to its rows, holds `lock`.
 
     A stored vector gives cosines that are off by 1e-5 on average, 6e-5 at most, for any unit vectors.
     """
 
     def __init__(self, dimensions: int) -> None:
+        self.lock = threading.Lock()
         self.entries: list[str] = []
+        self.owners = np.zeros(0, np.int64)
+        """Of each row the number of the partition, 0 for a free row."""
+        self.stamps = np.zeros(0, np.int64)
+        """Of each row the number of its last addition."""
+        self.additions = 0
         self._codes = np.zeros((0, dimensions), np.int16)
         self._expires = np.zeros(0)
-        # The number of the partition, 0 for a free row.
-        self.owners = np.zeros(0, np.int64)
-        # Of each addition another one, so it tells whether a row still has the same entry.
-        self._stamps = np.zeros(0, np.int64)
+        self._columns = (self._codes, self._expires, self.owners, self.stamps)
         self._free: list[int] = []
-        self.additions = 0
 
     def __len__(self) -> int:
         """Rows, with free ones between those in use."""
@@ -41,8 +46,7 @@ class RowTable:
     @property
     def bytes(self) -> int:
         """Of all columns but the entries' ids."""
-        columns = (self._codes, self._expires, self.owners, self._stamps)
-        return sum(column.nbytes for column in columns) + 8 * (len(self) + len(self._free))
+        return sum(column.nbytes for column in self._columns) + 8 * (len(self) + len(self._free))
 
     def add(self, entry: str, owner: int, vector: Floats, expires: float) -> int:
         """Store a unit vector [d]; returns its row."""
@@ -57,14 +61,14 @@ class RowTable:
                 self._resize(row + _STEP)
         self.additions += 1
         np.rint(vector * np.float32(_SCALE), out=self._codes[row], casting="unsafe")
-        self._expires[row], self.owners[row], self._stamps[row] = expires, owner, self.additions
+        self._expires[row], self.owners[row], self.stamps[row] = expires, owner, self.additions
         return row
 
     def remove(self, row: int) -> int:
         """Frees a row, and the memory of free rows at the end; returns the partition's number."""
         owner = int(self.owners[row])
         self.entries[row] = ""
-        self.owners[row] = self._stamps[row] = 0
+        self.owners[row] = 0
         heapq.heappush(self._free, row)
         while self.entries and not self.owners[len(self) - 1]:
             self.entries.pop()
@@ -81,13 +85,6 @@ class RowTable:
         known = rows[rows < len(self)]
         still: Rows = known[self.owners[known] == owner]
         return still
-
-    def stamps(self, rows: Rows) -> Rows:
-        """Stamps of rows [n], int64 [n]; 0 for a free one."""
-        found = np.zeros(len(rows), np.int64)
-        known = rows < len(self)
-        found[known] = self._stamps[rows[known]]
-        return found
 
     def alive(self, rows: Rows, now: float) -> Rows:
         """Those of rows in use that expire after `now`, Unix seconds."""
@@ -113,6 +110,5 @@ class RowTable:
     def _resize(self, rows: int) -> None:
         # In place: nothing else refers to these arrays, since everything handed out is a copy. The C library moves
         # an array of this size by its page table, without copying it.
-        self._codes.resize((rows, self._codes.shape[1]), refcheck=False)
-        for column in (self._expires, self.owners, self._stamps):
-            column.resize(rows, refcheck=False)
+        for column in self._columns:
+            column.resize((rows, *column.shape[1:]), refcheck=False)

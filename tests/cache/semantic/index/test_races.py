@@ -5,10 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from cache.semantic.index import list_builder, lists
+from cache.semantic.index import list_builder
 from cache.semantic.index.index import VectorIndex
-from cache.semantic.index.lists import InvertedLists
-from cache.semantic.index.partition import Thresholds
+from cache.semantic.index.partition import InvertedLists, Thresholds
 from cache.semantic.index.table import Floats, Rows
 from tests.cache.semantic.index.vectors import topics, unit
 
@@ -40,7 +39,6 @@ def gate() -> Iterator[Gate]:
 def filling(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Gate:
     """The background stops when it has looked at some vectors, before it puts them into new lists."""
     put = InvertedLists.add
-    monkeypatch.setattr(list_builder, "_FEW", 0)
 
     def stop_and_put(self: InvertedLists, rows: Rows, vectors: Floats) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -54,7 +52,7 @@ def filling(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Gate:
 @pytest.fixture
 def training(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Gate:
     """The background stops when new centroids are there, before they are used."""
-    train = lists.spherical_centroids
+    train = list_builder.spherical_centroids
 
     def train_and_stop(sample: Floats, count: int, is_over: object) -> Floats | None:
         centroids = train(sample, count, lambda: False)
@@ -76,28 +74,30 @@ def found(index: VectorIndex, vector: Floats, partition: str = "p") -> set[str]:
     return {entry for entry, _ in index.search(partition, vector, 500, NOW)}
 
 
-def test_an_entry_removed_while_lists_are_filled_is_not_found(filling: Gate) -> None:
+@pytest.mark.parametrize("every", [2, 5])  # more than a batch, which take another round, or fewer
+def test_an_entry_removed_while_lists_are_filled_is_not_found(filling: Gate, every: int) -> None:
     """An entry that is removed while it is put into new lists is not found afterwards."""
     index, vectors = filled(40)
     assert filling.reached.wait(30)
-    for number in range(0, 40, 2):
+    for number in range(0, 40, every):
         assert index.remove(str(number))
-    odd = {str(number) for number in range(1, 40, 2)}
-    assert found(index, vectors[0]) == odd
+    left = {str(number) for number in range(40) if number % every}
+    assert found(index, vectors[0]) == left
     filling.go_on.set()
     assert index.settle(30)
-    assert found(index, vectors[0]) == odd
-    assert len(index) == 20
+    assert found(index, vectors[0]) == left
+    assert len(index) == len(left)
     index.close()
 
 
-def test_a_new_entry_in_a_freed_row_does_not_get_the_old_list(filling: Gate) -> None:
+@pytest.mark.parametrize("count", [40, 4])
+def test_a_new_entry_in_a_freed_row_does_not_get_the_old_list(filling: Gate, count: int) -> None:
     """A list chosen for a removed entry is not used for a new entry in its row."""
     index, _ = filled(40)
     assert filling.reached.wait(30)
-    for number in range(40):
+    for number in range(count):
         assert index.remove(str(number))
-    others = topics(40, 8, seed=5, about=40)
+    others = topics(count, 8, seed=5, about=40)
     for number, vector in enumerate(others):
         index.add("p" if number % 2 else "q", f"new {number}", vector, LATER)
     filling.go_on.set()
@@ -106,8 +106,9 @@ def test_a_new_entry_in_a_freed_row_does_not_get_the_old_list(filling: Gate) -> 
         entry, cosine = index.search("p" if number % 2 else "q", vector, 1, NOW)[0]
         assert entry == f"new {number}"
         assert cosine == pytest.approx(1, abs=1e-4)
-    assert found(index, others[0]) == {f"new {number}" for number in range(1, 40, 2)}
-    assert found(index, others[0], "q") == {f"new {number}" for number in range(0, 40, 2)}
+    left = {str(number) for number in range(count, 40)}
+    assert found(index, others[0]) == left | {f"new {number}" for number in range(1, count, 2)}
+    assert found(index, others[0], "q") == {f"new {number}" for number in range(0, count, 2)}
     index.close()
 
 
@@ -169,6 +170,25 @@ def test_a_failed_training_costs_speed_only(monkeypatch: pytest.MonkeyPatch, cap
     assert all(index.search("p", vector, 1, NOW)[0][1] > 0.9998 for vector in vectors)
     index.close()
     assert "no memory for centroids" in caplog.text
+
+
+def test_a_failed_training_is_not_repeated_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists that could not be made anew for a partition that has shrunk are not tried again and again."""
+    index, vectors = filled(1000)
+    assert index.settle(30)
+    trainings: list[int] = []
+
+    def fail(sample: Floats, count: int, is_over: object) -> Floats | None:
+        trainings.append(count)
+        raise MemoryError
+
+    monkeypatch.setattr(list_builder, "spherical_centroids", fail)
+    for number in range(900):
+        index.remove(str(number))
+    assert index.settle(30)
+    assert len(trainings) == 1
+    assert found(index, vectors[0]) == {str(number) for number in range(900, 1000)}
+    index.close()
 
 
 def test_many_changes_while_lists_are_made_leave_the_last_state() -> None:

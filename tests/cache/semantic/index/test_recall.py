@@ -9,19 +9,17 @@ import pytest
 
 from cache.semantic.index.index import VectorIndex
 from cache.semantic.index.partition import Thresholds
-from cache.semantic.index.recall import Comparing
 from tests.cache.semantic.index.vectors import topics
 
 LATER, NOW = 2e9, 1e9
 DIMENSIONS, ROWS = 32, 3000
-ALL = Comparing(share=1.0, load=1.0)
 # Some 215 lists, of which one is searched.
 COARSE = Thresholds(flat=2900, scan=1)
 
 
 @contextmanager
-def filled(thresholds: Thresholds, comparing: Comparing = ALL, rows: int = ROWS) -> Iterator[VectorIndex]:
-    with closing(VectorIndex(DIMENSIONS, thresholds, comparing)) as index:
+def filled(thresholds: Thresholds, share: float = 1.0, load: float = 1.0, rows: int = ROWS) -> Iterator[VectorIndex]:
+    with closing(VectorIndex(DIMENSIONS, thresholds, share, load)) as index:
         for number, vector in enumerate(topics(rows, DIMENSIONS, seed=1)):
             # Every tenth has expired.
             index.add("p", f"{number}", vector, LATER if number % 10 else NOW)
@@ -82,7 +80,7 @@ def test_exact_searches_are_not_compared() -> None:
 
 def test_it_takes_a_bounded_share_of_a_core() -> None:
     """After a comparison the next one waits for as long as the load says."""
-    with filled(COARSE, Comparing(share=1.0, load=1e-6)) as index:
+    with filled(COARSE, load=1e-6) as index:
         for question in topics(500, DIMENSIONS, seed=3):
             index.search("p", question, 1, NOW)
         compared(index, 1)
@@ -93,7 +91,7 @@ def test_it_takes_a_bounded_share_of_a_core() -> None:
 
 def test_few_searches_are_drawn() -> None:
     """The share is of all searches, whatever they find."""
-    with filled(COARSE, Comparing(share=0.0, load=1.0)) as index:
+    with filled(COARSE, share=0.0) as index:
         for question in topics(50, DIMENSIONS, seed=3):
             index.search("p", question, 1, NOW)
     assert index.recall.compared == 0
