@@ -23,8 +23,8 @@ _PARTS = {
     "inspection": ("inspection",),
 }
 _ADDED = (
-    *("embedding/server.py", "evaluation/streams", "index/recall.py", "inspection"),
-    *("judge/error_rates.py", "judge/repeatability.py"),
+    *("embedding/server.py", "evaluation/simulation.py", "evaluation/stream_report.py", "index/recall.py"),
+    *("inspection", "judge/error_rates.py", "judge/repeatability.py"),
 )
 _NO_CODE = frozenset(
     (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
