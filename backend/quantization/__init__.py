@@ -4,5 +4,5 @@
 `calibration` runs texts through a decoder layer; `selection` applies `--quantization` when a model is served.
 
 Read `methods/recipe.py` first. Decision 021 in `docs/decisions` gives the reasons for each method, with measurements.
-Uses no other room.
+Uses no other subpackage.
 """

@@ -2,5 +2,5 @@
 
 `quantized_linear.py` holds both contracts, `Scheme` and `QuantizedLinear`; read it first. `grid.py` has the
 arithmetic of integer codes, `slices.py` takes parts of weights. To add a scheme, copy `fp8_scheme.py`, the shortest one
-with scales, and say in `slices.py` how it is divided. Uses no other room.
+with scales, and say in `slices.py` how it is divided. Uses no other subpackage.
 """

@@ -5,5 +5,5 @@
 - `measurement.py`, `machine.py`: the schema of `results/*.json`, and where a measurement was made.
 - `report.py`, `plots.py`: the pages below `docs/benchmarks`, written from those files alone.
 
-It imports none of the other rooms, and nothing of what is measured.
+It imports none of the other subpackages, and nothing of what is measured.
 """

@@ -2,5 +2,5 @@
 
 index.py is its interface; partition.py is a flat or inverted-list index, list_builder.py makes lists in a thread,
 table.py stores vectors, recall.py compares some searches with exact ones. Read index.py first;
-docs/decisions/014-vector-index.md has the reasons. Uses no other room.
+docs/decisions/014-vector-index.md has the reasons. Uses no other subpackage.
 """
