@@ -129,12 +129,8 @@ async def open_llm_judge(url: str, model: str, key: str = "", deadline: float = 
     """A judge with its connections; see LlmJudge."""
     async with aiohttp.ClientSession() as session:
         judge = LlmJudge(session, url, model, key, deadline)
-        watching = asyncio.create_task(judge.breaker.watch())  # a TaskGroup would wrap what the caller raises
-        try:
+        async with judge.breaker.watched():
             yield judge
-        finally:
-            watching.cancel()
-            await asyncio.wait([watching])
 
 
 def messages_of(question: str, fresh: str, cached: str, fence: str) -> list[dict[str, str]]:
