@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import faiss
 import numpy as np
 
-from cache.semantic.index.list_builder import ListBuilder
-from cache.semantic.index.partition import Partition, Thresholds
+from cache.semantic.index.partition import ListBuilder, Partition, Thresholds
 from cache.semantic.index.recall import RecallWatch
 from cache.semantic.index.table import Floats, Rows, RowTable
 
