@@ -19,8 +19,8 @@ from cache.semantic.embedding.load import load_encoder
 from cache.semantic.embedding.model_files import models_folder
 from cache.semantic.embedding.server import EmbeddingServer
 from cache.semantic.evaluation.pairs import Flags, figures_of, served_by_policy
-from cache.semantic.policy.evidence import evidence_of
 from cache.semantic.policy.policy import Neighbourhood
+from cache.semantic.policy.posterior import evidence_of
 from cache.semantic.wording.comparison import compare
 from cache.semantic.wording.text import Text
 

@@ -11,10 +11,9 @@ import numpy.typing as npt
 from cache.semantic.embedding.encoder import Encoder, vectors_of
 from cache.semantic.evaluation.rows import LabelledPair
 from cache.semantic.policy.budget import DEVIATIONS, WARM_LABELS
-from cache.semantic.policy.evidence import evidence_of
 from cache.semantic.policy.ledger import max_risk
 from cache.semantic.policy.policy import FeatureVector, JudgeError, Neighbourhood
-from cache.semantic.policy.posterior import Posterior
+from cache.semantic.policy.posterior import Posterior, evidence_of
 from cache.semantic.wording.comparison import TextComparison, compare
 from cache.semantic.wording.text import Text
 

@@ -10,10 +10,9 @@ from cache.semantic.messages import RiskFeature
 from cache.semantic.policy.audits import AuditLoad
 from cache.semantic.policy.bound import Tallies
 from cache.semantic.policy.calibration import Calibration, Reliability, WrongAnswerRisk
-from cache.semantic.policy.evidence import FEATURE_NAMES, evidence_of
 from cache.semantic.policy.ledger import Ledger
 from cache.semantic.policy.policy import Decision, Evidence, JudgeError, Label, Neighbourhood, Policy, Refusal
-from cache.semantic.policy.posterior import Posterior
+from cache.semantic.policy.posterior import FEATURE_NAMES, Posterior, evidence_of
 from cache.semantic.policy.state import freeze, thaw
 
 WARM_LABELS = 60

@@ -9,8 +9,7 @@ from cache.semantic import messages
 from cache.semantic.embedding.embedder import Embedder
 from cache.semantic.inspection.decisions import MIN_SIMILARITY, Decisions, StoredQuestion
 from cache.semantic.judge.repeatability import is_unrepeatable, repeatable
-from cache.semantic.policy.policy import NEIGHBOURS, Decision, Policy
-from cache.semantic.policy.threshold import ThresholdPolicy
+from cache.semantic.policy.policy import NEIGHBOURS, Decision, Policy, ThresholdPolicy
 from cache.semantic.service.learner import Learner
 from cache.semantic.service.lookups import Latest, Query
 from cache.semantic.service.neighbours import Candidate, Neighbour, candidate_of, neighbourhood_of

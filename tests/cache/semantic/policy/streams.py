@@ -3,8 +3,8 @@
 import random
 
 from cache.semantic.policy.budget import BudgetPolicy
-from cache.semantic.policy.evidence import evidence_of
 from cache.semantic.policy.policy import Decision, Evidence, JudgeError, Label, Neighbourhood, label_of
+from cache.semantic.policy.posterior import evidence_of
 
 
 def dice(seed: int = 0) -> random.Random:

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.semantic.policy.evidence import FEATURES, evidence_of
 from cache.semantic.policy.policy import NEIGHBOURS, Evidence, Neighbourhood
+from cache.semantic.policy.posterior import FEATURES, evidence_of
 
 NEIGHBOURHOODS = st.lists(st.tuples(st.floats(-1.0, 1.0, width=32), st.integers(0, 4)), min_size=1, max_size=NEIGHBOURS)
 

@@ -5,8 +5,7 @@ import math
 import pytest
 
 from cache.semantic.policy.budget import BudgetPolicy
-from cache.semantic.policy.policy import JudgeError, Neighbourhood, Policy, label_of
-from cache.semantic.policy.threshold import ThresholdPolicy
+from cache.semantic.policy.policy import JudgeError, Neighbourhood, Policy, ThresholdPolicy, label_of
 from tests.cache.semantic.policy.streams import dice
 
 

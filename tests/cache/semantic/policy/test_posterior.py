@@ -6,9 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from cache.semantic.policy.evidence import FEATURES, evidence_of
 from cache.semantic.policy.policy import FeatureVector, JudgeError, Neighbourhood
-from cache.semantic.policy.posterior import Posterior
+from cache.semantic.policy.posterior import FEATURES, Posterior, evidence_of
 from cache.semantic.policy.state import UnusableState, freeze
 
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from cache.semantic.policy import state as state_module
 from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.calibration import Calibration
-from cache.semantic.policy.evidence import FEATURES
 from cache.semantic.policy.policy import LABEL, JudgeError, Label, Neighbourhood, Policy, label_of
-from cache.semantic.policy.posterior import Posterior
+from cache.semantic.policy.posterior import FEATURES, Posterior
 from cache.semantic.policy.state import VERSION, UnusableState, freeze, thaw
 from tests.cache.semantic.policy.streams import Stream, dice, near
 

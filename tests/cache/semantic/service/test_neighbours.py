@@ -12,8 +12,7 @@ from cache.semantic.index.partition import Thresholds
 from cache.semantic.inspection.decisions import KEPT, Decisions, StoredQuestion
 from cache.semantic.messages import LookupRequest
 from cache.semantic.normal_form.english import load as load_words
-from cache.semantic.policy.policy import Decision
-from cache.semantic.policy.threshold import ThresholdPolicy
+from cache.semantic.policy.policy import Decision, ThresholdPolicy
 from cache.semantic.service.neighbours import Candidate, Neighbour, Neighbours, candidate_of, neighbourhood_of
 from cache.semantic.service.records import Record, Vector
 
