@@ -27,29 +27,16 @@ _MIN_CALLED_DIFFERENT = 1e-12
 _Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 
 
-class Neighbourhood(NamedTuple):
-    """The entries nearest to a question, nearest first; 1 to NEIGHBOURS of them.
-
-    `entries` are their ids, `similarities` the cosines to the question, falling. `answers` say which of them have the
-    same answer, by equal names.
-    """
-
-    entries: Sequence[str]
-    similarities: Sequence[float]
-    answers: Sequence[str]
-
-
 class Evidence(NamedTuple):
     """The answer that most votes of the neighbours are for, and what speaks for it.
 
-    `members` are the places of the neighbours that have this `answer`, nearest first; `entry` and `similarity` are
-    those of the one that vouches for it, the nearest until their texts are compared. `features` are float64 [FEATURES
-    of the policy], what the policy judges by; those of the texts are the last of them. The feature "similarity" is
-    always that of the nearest.
+    `members` are the places of the neighbours that have this `answer`, nearest first; `similarity` is that of the one
+    that vouches for it, the nearest until their texts are compared. `features` are float64 [FEATURES of the policy],
+    what the policy judges by; those of the texts are the last of them. The feature "similarity" is always that of the
+    nearest.
     """
 
     members: tuple[int, ...]
-    entry: str
     answer: str
     similarity: float
     features: FeatureVector
@@ -159,8 +146,12 @@ class Policy(Protocol):
     is here.
     """
 
-    def vote(self, neighbourhood: Neighbourhood) -> Evidence:
-        """Which of the neighbours' answers could be served. Changes nothing."""
+    def vote(self, neighbours: Sequence[tuple[str, float]]) -> Evidence:
+        """Which of the neighbours' answers could be served. Changes nothing.
+
+        Of each of `neighbours`, 1 to NEIGHBOURS, the nearest first: its answer, which has the same name where it is the
+        same, and its cosine to the question.
+        """
 
     def decide(self, evidence: Evidence | None, max_risk: float = 1.0, compares: bool = False) -> Decision:
         """Decide one request; each request is decided exactly once.
@@ -223,9 +214,8 @@ class ThresholdPolicy(Policy):
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold
 
-    def vote(self, neighbourhood: Neighbourhood) -> Evidence:
-        entries, similarities, answers = neighbourhood
-        return Evidence((0,), entries[0], answers[0], float(similarities[0]), np.empty(0))
+    def vote(self, neighbours: Sequence[tuple[str, float]]) -> Evidence:
+        return Evidence((0,), *neighbours[0], np.empty(0))
 
     def decide(self, evidence: Evidence | None, max_risk: float = 1.0, compares: bool = False) -> Decision:
         if evidence is None:

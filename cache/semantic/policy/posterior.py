@@ -3,13 +3,14 @@ from one judgement at a time.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from cache.semantic.policy.policy import NEIGHBOURS, Evidence, FeatureVector, JudgeError, Neighbourhood
+from cache.semantic.policy.policy import NEIGHBOURS, Evidence, FeatureVector, JudgeError
 from cache.semantic.policy.state import UnusableState
 from cache.semantic.wording.comparison import FEATURE_NAMES as TEXT_FEATURE_NAMES
 
@@ -48,31 +49,30 @@ _MEMORY = 10_000.0
 _FORGET_EVERY = 100
 
 
-def evidence_of(neighbourhood: Neighbourhood) -> Evidence:
-    """Count the votes of a question's neighbours.
+def evidence_of(neighbours: Sequence[tuple[str, float]]) -> Evidence:
+    """Count the votes of a question's neighbours; see `Policy.vote`.
 
     The features are, float64 [FEATURES], the last of them for the comparison of the texts: one; the similarity s of the
     nearest neighbour with the answer that has most votes; its margin m over the nearest with another answer; the log
     odds v of the answer's share of the votes; the log n of how many have it; and the products s², m², v²/4, s·v/2,
     m·v/2, n·v/2, s·m. Log odds that are linear in s, m, v and n overestimate the risk where most hits are.
     """
-    entries, similarities, answers = neighbourhood
     votes: dict[str, float] = {}
-    for answer, similarity in zip(answers, similarities, strict=True):
+    for answer, similarity in neighbours:
         votes[answer] = votes.get(answer, 0.0) + math.exp(_SHARPNESS * (similarity - 1.0))
     winner = max(votes, key=votes.__getitem__)
-    members = tuple(place for place, answer in enumerate(answers) if answer == winner)
-    nearest = float(similarities[members[0]])
+    members = tuple(place for place, (answer, _) in enumerate(neighbours) if answer == winner)
+    nearest = neighbours[members[0]][1]
     # Another answer may be beyond the neighbours that were looked at.
-    beyond = float(similarities[-1]) if len(answers) == NEIGHBOURS else _NOBODY - 0.1
-    rival = next((float(each) for each, answer in zip(similarities, answers, strict=True) if answer != winner), beyond)
+    beyond = neighbours[-1][1] if len(neighbours) == NEIGHBOURS else _NOBODY - 0.1
+    rival = next((similarity for answer, similarity in neighbours if answer != winner), beyond)
     share = votes[winner] / (sum(votes.values()) + math.exp(_SHARPNESS * (_NOBODY - 1.0)))
     s = (nearest - _MIDDLE) * _SCALE
     m = (nearest - rival) * _SCALE
     v = math.log((share + _MAX_CERTAIN) / (1.0 - share + _MAX_CERTAIN))
     n = math.log(len(members))
     features = np.array([1.0, s, m, v, n, s * s, m * m, v * v / 4, s * v / 2, m * v / 2, n * v / 2, s * m, *_UNREAD])
-    return Evidence(members, entries[members[0]], winner, nearest, features)
+    return Evidence(members, winner, nearest, features)
 
 
 class Posterior(msgspec.Struct, array_like=True, eq=False):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cache.semantic.policy import state as state_module
 from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.calibration import Calibration
-from cache.semantic.policy.policy import LABEL, JudgeError, Label, Neighbourhood, Policy, label_of
+from cache.semantic.policy.policy import LABEL, JudgeError, Label, Policy, label_of
 from cache.semantic.policy.posterior import FEATURES, Posterior
 from cache.semantic.policy.state import VERSION, UnusableState, freeze, thaw
 from tests.cache.semantic.policy.streams import Stream, dice, near
@@ -35,8 +35,8 @@ def risks(policy: Policy) -> list[float | None]:
     return [policy.decide(policy.vote(_one(similarity))).risk for similarity in (0.6, 0.75, 0.8, 0.9, 0.99)]
 
 
-def _one(similarity: float) -> Neighbourhood:
-    return Neighbourhood(["near", "rival"], [similarity, 0.5], ["one", "other"])
+def _one(similarity: float) -> list[tuple[str, float]]:
+    return [("one", similarity), ("other", 0.5)]
 
 
 def test_a_restored_policy_knows_what_the_saved_one_knew() -> None:
