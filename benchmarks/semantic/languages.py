@@ -19,8 +19,7 @@ from cache.semantic.embedding.load import load_encoder
 from cache.semantic.embedding.model_files import models_folder
 from cache.semantic.embedding.server import EmbeddingServer
 from cache.semantic.evaluation.pairs import Flags, figures_of, served_by_policy
-from cache.semantic.policy.evidence import evidence_of
-from cache.semantic.policy.policy import Neighbourhood
+from cache.semantic.policy.posterior import evidence_of
 from cache.semantic.wording.comparison import compare
 from cache.semantic.wording.text import Text
 
@@ -254,7 +253,7 @@ def _policy_rows(what: str, lookups: _Lookups, pairs: Sequence[_Pair], vectors: 
 
 def _served(what: str, similarities: _Floats, same: Flags, passes: Flags) -> list[Row]:
     # By similarity alone: what words show of a pair is measured in English.
-    evidence = [evidence_of(Neighbourhood(("",), (each,), ("",))).features for each in similarities.tolist()]
+    evidence = [evidence_of([("", each)]).features for each in similarities.tolist()]
     figures = figures_of(served_by_policy(evidence, same, passes, _DELTA), same)
     beside: Beside = {
         "wrong share of hits": figures["wrong_share_of_hits"],

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from cache.errors import CacheError, StoreUnavailable
@@ -110,6 +111,16 @@ class Breaker:
                 self._log_recovery()
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Runs `watch` meanwhile, for probes that raise only what is expected of them."""
+        watching = asyncio.create_task(self.watch())  # a TaskGroup would wrap what the caller raises
+        try:
+            yield
+        finally:
+            watching.cancel()
+            await asyncio.wait([watching])
 
     async def try_again(self) -> bool:
         """Probes once; True, and closed, if that succeeds."""

@@ -11,10 +11,9 @@ import numpy.typing as npt
 from cache.semantic.embedding.encoder import Encoder, vectors_of
 from cache.semantic.evaluation.rows import LabelledPair
 from cache.semantic.policy.budget import DEVIATIONS, WARM_LABELS
-from cache.semantic.policy.evidence import evidence_of
 from cache.semantic.policy.ledger import max_risk
-from cache.semantic.policy.policy import FeatureVector, JudgeError, Neighbourhood
-from cache.semantic.policy.posterior import Posterior
+from cache.semantic.policy.policy import FeatureVector, JudgeError
+from cache.semantic.policy.posterior import Posterior, evidence_of
 from cache.semantic.wording.comparison import TextComparison, compare
 from cache.semantic.wording.text import Text
 
@@ -124,7 +123,7 @@ def served_by_policy(evidence: Sequence[FeatureVector], same: Flags, allowed: Fl
 
 def features_of(similarity: float, wording: TextComparison) -> FeatureVector:
     """Of a pair as a question with one neighbour; nothing is known of the words of one with a veto."""
-    evidence = evidence_of(Neighbourhood(("",), (similarity,), ("",)))
+    evidence = evidence_of([("", similarity)])
     return (evidence if wording.veto else evidence.with_texts(wording.features)).features
 
 

@@ -16,7 +16,6 @@ from cache.semantic.policy.policy import (
     LEAST_COMPARED,
     NEIGHBOURS,
     JudgeError,
-    Neighbourhood,
     label_of,
 )
 from cache.semantic.wording.comparison import compare
@@ -155,8 +154,7 @@ def serve_in_budget(stream: Stream, order: Ints, seed: int, delta: float, judge:
         near, similarities = stream.nearest(asked, stored, NEIGHBOURS)
         evidence, source = None, -1
         if near.size:
-            entries, voters = list(map(str, near.tolist())), list(map(str, groups[near].tolist()))
-            voted = policy.vote(Neighbourhood(entries, similarities.tolist(), voters))
+            voted = policy.vote(list(zip(map(str, groups[near].tolist()), similarities.tolist(), strict=True)))
             members = near[list(voted.members)].tolist()
             wording = compare(stream.texts[asked], [stream.texts[member] for member in members])
             if wording.place is not None:

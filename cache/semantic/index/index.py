@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import faiss
 import numpy as np
 
-from cache.semantic.index.list_builder import ListBuilder
-from cache.semantic.index.partition import Partition, Thresholds
+from cache.semantic.index.partition import ListBuilder, Partition, Thresholds
 from cache.semantic.index.recall import RecallWatch
 from cache.semantic.index.table import Floats, Rows, RowTable
 
@@ -82,7 +81,7 @@ class VectorIndex:
         An entry of this id is replaced, also if it was in another partition.
         """
         with self._table.lock:
-            self._remove(entry)
+            self.remove(entry)
             owner = self._partitions.get(partition)
             if owner is None:
                 owner = Partition(partition, next(self._numbers), array("i"))
@@ -95,7 +94,15 @@ class VectorIndex:
     def remove(self, entry: str) -> bool:
         """Removes an entry; False if there is none."""
         with self._table.lock:
-            return self._remove(entry)
+            row = self._row_of.pop(entry, None)
+            if row is None:
+                return False
+            owner = self._by_number[self._table.remove(row)]
+            owner.remove(row)
+            self._builder.note(owner, row)
+            if len(owner) == 0:
+                del self._partitions[owner.name], self._by_number[owner.number]
+            return True
 
     def search(self, partition: str, vector: Floats, k: int, now: float) -> list[tuple[str, float]]:
         """The k entries of the partition nearest to a unit vector [d], with descending cosines.
@@ -122,17 +129,6 @@ class VectorIndex:
         """End the background thread. The index can still be searched and changed."""
         self._closing.set()
         self._background.shutdown(cancel_futures=True)
-
-    def _remove(self, entry: str) -> bool:
-        row = self._row_of.pop(entry, None)
-        if row is None:
-            return False
-        owner = self._by_number[self._table.remove(row)]
-        owner.remove(row)
-        self._builder.note(owner, row)
-        if len(owner) == 0:
-            del self._partitions[owner.name], self._by_number[owner.number]
-        return True
 
     def _candidates(self, partition: Partition, vector: Floats, k: int, now: float) -> Rows:
         """Rows among which the k nearest are, without any that has expired."""

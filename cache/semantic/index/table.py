@@ -27,7 +27,7 @@ class RowTable:
     """
 
     def __init__(self, dimensions: int) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.entries: list[str] = []
         self.owners = np.zeros(0, np.int64)
         """Of each row the number of the partition, 0 for a free row."""

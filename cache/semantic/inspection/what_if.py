@@ -141,17 +141,17 @@ class WhatIf:
 
     async def _points(self, begun: dict[int, Tally], step: Step, numbers: range) -> tuple[WhatIfPoint, ...]:
         """Those of `numbers`. The share of wrong answers is of all steps up to each."""
-        sums, points = Tally(), []
-        for place, number in enumerate(sorted(begun.keys() | set(numbers))):
+        sums = sum((tally for number, tally in begun.items() if number < numbers.start), Tally())
+        points = []
+        for number in numbers:
             tally = begun.get(number, Tally())
             sums += tally
-            if number in numbers:
-                wrong, upper = sums.wrong_share(self._judge) if sums.requests else (None, None)
-                points.append(
-                    WhatIfPoint(
-                        time=number * step, requests=tally.requests, hits=tally.hits, wrong=wrong, wrong_upper=upper
-                    )
+            wrong, upper = sums.wrong_share(self._judge) if sums.requests else (None, None)
+            points.append(
+                WhatIfPoint(
+                    time=number * step, requests=tally.requests, hits=tally.hits, wrong=wrong, wrong_upper=upper
                 )
-            if place % _AT_ONCE == 0:
+            )
+            if number % _AT_ONCE == 0:
                 await asyncio.sleep(0)
         return tuple(points)

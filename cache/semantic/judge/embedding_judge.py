@@ -94,16 +94,14 @@ def coefficients_digest() -> str:
 
 def log_odds(question: str, ours: Read, theirs: Sequence[Read]) -> list[float]:
     """The scores of all of `theirs`, in [-MAX_SCORE, MAX_SCORE]."""
-    asked = Answer.of(question)
-    return [_score(asked, ours, other) for other in theirs]
-
-
-def _score(asked: Answer, fresh: Read, cached: Read) -> float:
-    if contradict(fresh.answer, cached.answer):
-        return -MAX_SCORE
-    values = compared(asked, fresh, cached)
-    odds = fitted.INTERCEPT + sum(fitted.COEFFICIENTS[name] * value for name, value in values.items())
-    return max(-MAX_SCORE, min(MAX_SCORE, odds))
+    asked, scores = Answer.of(question), []
+    for other in theirs:
+        odds = -MAX_SCORE
+        if not contradict(ours.answer, other.answer):
+            values = compared(asked, ours, other)
+            odds = fitted.INTERCEPT + sum(fitted.COEFFICIENTS[name] * value for name, value in values.items())
+        scores.append(max(-MAX_SCORE, min(MAX_SCORE, odds)))
+    return scores
 
 
 def _is_readable(text: str) -> bool:

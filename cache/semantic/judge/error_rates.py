@@ -26,7 +26,9 @@ CONFIDENCE = 0.9
 PRIOR_ERROR = JudgeError(recall=1.0, false_same=MAX_FALSE_SAME)
 """Before there are pairs: "different" counts in full."""
 
-_PAIR, _STATE = "judged pair", "judge's errors"
+PAIR = "judged pair"
+"""The kind of a pair, for `freeze` and `thaw`."""
+_STATE = "judge's errors"
 _BINS = 80
 _MAX_CLASSES = 256
 # Older pairs fade, as an upstream's model may change under its name.
@@ -58,15 +60,6 @@ class JudgedPair(msgspec.Struct, frozen=True, array_like=True):
     score: Annotated[float, msgspec.Meta(ge=-MAX_SCORE, le=MAX_SCORE)]
     unrepeatable: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
 
-    def encode(self) -> bytes:
-        """The pair for other processes."""
-        return freeze(_PAIR, self)
-
-
-def decode_pair(data: bytes) -> JudgedPair:
-    """The inverse of `JudgedPair.encode`. Raises UnusableState for anything else."""
-    return thaw(data, _PAIR, JudgedPair)
-
 
 class _Counts(msgspec.Struct, array_like=True):
     """Pairs of one model and class, by score from the lowest to the highest."""
@@ -90,10 +83,7 @@ class _Counts(msgspec.Struct, array_like=True):
 
 
 _NO_COUNTS = _Counts()
-
-
-class _State(msgspec.Struct, frozen=True, array_like=True):
-    classes: Annotated[dict[str, _Counts], msgspec.Meta(max_length=_MAX_CLASSES)]
+_Classes = Annotated[dict[str, _Counts], msgspec.Meta(max_length=_MAX_CLASSES)]
 
 
 class ErrorRates:
@@ -114,7 +104,7 @@ class ErrorRates:
     def __init__(self, same_above: float) -> None:
         self._same_above = same_above
         # By class and model, the longest unused first.
-        self._classes: dict[str, _Counts] = {}
+        self._classes: _Classes = {}
 
     def limit(self, model: str, answers: AnswerClass) -> float:
         """The score above which two answers are called the same."""
@@ -131,7 +121,7 @@ class ErrorRates:
 
     def count(self, pair: JudgedPair) -> None:
         """Count a pair, of this process or of another one."""
-        name = _name(pair.model, pair.answers)
+        name = f"{pair.answers} {pair.model}"
         counts = self._classes[name] = self._classes.pop(name, _Counts())
         if len(self._classes) > _MAX_CLASSES:
             del self._classes[next(iter(self._classes))]
@@ -147,34 +137,35 @@ class ErrorRates:
                 bins[:] = [number / 2 for number in bins]
 
     def snapshot(self) -> bytes:
-        return freeze(_STATE, _State(self._classes))
+        return freeze(_STATE, (self._classes,))
 
     def restore(self, state: bytes) -> None:
         """Take over what was counted. Raises UnusableState, and is then as before."""
-        self._classes = thaw(state, _STATE, _State).classes
+        (self._classes,) = thaw(state, _STATE, tuple[_Classes])
 
     def figures(self) -> list[dict[str, Any]]:
         """For an operator: of every model and class that has pairs, their number, and what they show."""
-        return [self._figures(name, counts) for name, counts in self._classes.items()]
-
-    def _figures(self, name: str, counts: _Counts) -> dict[str, Any]:
-        answers, _, model = name.partition(" ")
-        limit, error = counts.rates(self._same_above)
-        same = sum(counts.same)
-        return {
-            "model": model,
-            "answers": answers,
-            "same_pairs": same,
-            "unrelated_pairs": sum(counts.unrelated),
-            "limit": limit,
-            "recall": (sum(counts.same[_bin(limit) :]) + _PRIOR_SAME) / (same + _PRIOR_SAME + _PRIOR_MISSED),
-            "recall_upper": error.recall,
-            "false_same_upper": error.false_same,
-            "unrepeatable": counts.share_unrepeatable,
-        }
+        found = []
+        for name, counts in self._classes.items():
+            answers, _, model = name.partition(" ")
+            limit, error = counts.rates(self._same_above)
+            same, called_same = sum(counts.same), sum(counts.same[_bin(limit) :])
+            figures = {
+                "model": model,
+                "answers": answers,
+                "same_pairs": same,
+                "unrelated_pairs": sum(counts.unrelated),
+                "limit": limit,
+                "recall": (called_same + _PRIOR_SAME) / (same + _PRIOR_SAME + _PRIOR_MISSED),
+                "recall_upper": error.recall,
+                "false_same_upper": error.false_same,
+                "unrepeatable": counts.share_unrepeatable,
+            }
+            found.append(figures)
+        return found
 
     def _counts(self, model: str, answers: AnswerClass) -> _Counts:
-        return self._classes.get(_name(model, answers), _NO_COUNTS)
+        return self._classes.get(f"{answers} {model}", _NO_COUNTS)
 
 
 # Once a class is counted on, what its counts were before is not asked for again: room for some of these too.
@@ -195,10 +186,6 @@ def _rates(same: tuple[float, ...], unrelated: tuple[float, ...], same_above: fl
     recall = _upper(found + _PRIOR_SAME, sum(same) - found + _PRIOR_MISSED)
     limit = same_above if place == first else place * 2 * MAX_SCORE / _BINS - MAX_SCORE
     return limit, JudgeError(recall, min(max(upper(place), MAX_FALSE_SAME), recall / 2))
-
-
-def _name(model: str, answers: AnswerClass) -> str:
-    return f"{answers} {model}"
 
 
 def _bin(score: float) -> int:

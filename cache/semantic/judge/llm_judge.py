@@ -90,10 +90,8 @@ class LlmJudge:
                 return score_of(reply)
             except StoreUnavailable:
                 pass  # the breaker has logged why
-            except ValueError as failure:
-                # Messages of other errors may quote the reply, which may quote the answers.
-                why = failure if isinstance(failure, BadReply) else type(failure).__name__
-                log.warning("The judge at %s gave no verdict: %s", self._host, why)
+            except BadReply as failure:
+                log.warning("The judge at %s gave no verdict: %s", self._host, failure)
         self.failures += 1
         return None
 
@@ -101,11 +99,11 @@ class LlmJudge:
         """Sends a trivial comparison. Raises StoreUnavailable if the reply is no chat completion."""
         try:
             await self._ask(self._asked, "What is 1 + 1?", "2", "Two")
-        except ValueError as error:
+        except BadReply as error:
             raise StoreUnavailable(str(error)) from error
 
     async def _ask(self, model: str, question: str, fresh: str, cached: str) -> str:
-        """The model's reply. Raises ValueError if it is no chat completion."""
+        """The model's reply. Raises BadReply if it is no chat completion."""
         self._asked = model
         body = {
             "model": model,
@@ -117,8 +115,8 @@ class LlmJudge:
         reply = await post(self._session, self._url, body, self._headers, _MAX_BYTES)
         try:
             content = json.loads(reply)["choices"][0]["message"]["content"]
-        except (KeyError, IndexError, TypeError, RecursionError) as error:
-            raise BadReply("no chat completion") from error
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise BadReply("no chat completion") from error  # other messages may quote the reply, and it the answers
         if not isinstance(content, str):
             raise BadReply("no text in the chat completion")
         return content
@@ -129,12 +127,8 @@ async def open_llm_judge(url: str, model: str, key: str = "", deadline: float = 
     """A judge with its connections; see LlmJudge."""
     async with aiohttp.ClientSession() as session:
         judge = LlmJudge(session, url, model, key, deadline)
-        watching = asyncio.create_task(judge.breaker.watch())  # a TaskGroup would wrap what the caller raises
-        try:
+        async with judge.breaker.watched():
             yield judge
-        finally:
-            watching.cancel()
-            await asyncio.wait([watching])
 
 
 def messages_of(question: str, fresh: str, cached: str, fence: str) -> list[dict[str, str]]:

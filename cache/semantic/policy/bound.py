@@ -90,21 +90,18 @@ class Tally(msgspec.Struct, array_like=True):
         """
         if not self.requests:
             return WrongShare(0.0, 1.0)
-        estimate, upper = (self._wrong(weight, judge) / self.requests for weight in (self.weight, self._most_weight()))
-        return WrongShare(estimate, max(estimate, upper))
-
-    def _most_weight(self) -> float:
-        """The upper bound of the weight that an audit of all hits would find."""
         weight = self.weight + self.heaviest
         squares = self.squares + self.heaviest * self.heaviest
-        if not self.audits or not weight:
-            return math.inf
-        return squares / weight * gamma_quantile(weight * weight / squares)
-
-    def _wrong(self, weight: float, judge: JudgeError) -> float:
-        """The wrong answers behind `weight` of judgements "different": from 0 to the hits."""
-        weight *= max(1.0, self.drawn / max(self.audits, 1))
-        return self.hits * judge.wrong_among(weight / max(self.hits - self.unwatched, 1))
+        most = math.inf
+        if self.audits and weight:
+            most = squares / weight * gamma_quantile(weight * weight / squares)
+        drawn_per_audit = max(1.0, self.drawn / max(self.audits, 1))
+        watched = max(self.hits - self.unwatched, 1)
+        estimate, upper = (
+            self.hits * judge.wrong_among(found * drawn_per_audit / watched) / self.requests
+            for found in (self.weight, most)
+        )
+        return WrongShare(estimate, max(estimate, upper))
 
 
 class Tallies:

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
@@ -10,10 +11,9 @@ from cache.semantic.messages import RiskFeature
 from cache.semantic.policy.audits import AuditLoad
 from cache.semantic.policy.bound import Tallies
 from cache.semantic.policy.calibration import Calibration, Reliability, WrongAnswerRisk
-from cache.semantic.policy.evidence import FEATURE_NAMES, evidence_of
 from cache.semantic.policy.ledger import Ledger
-from cache.semantic.policy.policy import Decision, Evidence, JudgeError, Label, Neighbourhood, Policy, Refusal
-from cache.semantic.policy.posterior import Posterior
+from cache.semantic.policy.policy import Decision, Evidence, JudgeError, Label, Policy, Refusal
+from cache.semantic.policy.posterior import FEATURE_NAMES, Posterior, evidence_of
 from cache.semantic.policy.state import freeze, thaw
 
 WARM_LABELS = 60
@@ -74,8 +74,8 @@ class BudgetPolicy(Policy):
         """How many times as many hits are wrong as the posterior says, by judgements or, if more, by complaints."""
         return max(self.learned.calibration.ratio, self._ledger.complained)
 
-    def vote(self, neighbourhood: Neighbourhood) -> Evidence:
-        return evidence_of(neighbourhood)
+    def vote(self, neighbours: Sequence[tuple[str, float]]) -> Evidence:
+        return evidence_of(neighbours)
 
     def decide(self, evidence: Evidence | None, max_risk: float = 1.0, compares: bool = False) -> Decision:
         plain_risk, inflation = self._plain_risk(evidence), self.inflation

@@ -100,14 +100,14 @@ class WrongAnswerRisk(msgspec.Struct, array_like=True):
 
         `wrong` is the probability that one called different is wrong, since the judge errs.
         """
-        if not same and (wrong >= _NEGLIGIBLE or answer in self.penalties):
-            self.penalties[answer] = self.penalties.get(answer, 0.0) + wrong
-            if len(self.penalties) > MAX_PENALTIES:
-                del self.penalties[next(iter(self.penalties))]
-        elif same and answer in self.penalties:
-            self.penalties[answer] /= 2
-            if self.penalties[answer] < _NEGLIGIBLE:
-                del self.penalties[answer]
+        penalty = self.penalties.get(answer, 0.0)
+        penalty = penalty / 2 if same else penalty + wrong
+        if penalty < _NEGLIGIBLE:
+            self.penalties.pop(answer, None)
+            return
+        self.penalties[answer] = penalty
+        if len(self.penalties) > MAX_PENALTIES:
+            del self.penalties[next(iter(self.penalties))]
 
 
 class RiskClass(msgspec.Struct, array_like=True):

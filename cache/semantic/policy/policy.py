@@ -1,4 +1,4 @@
-"""The contract of a decision policy, and what goes in and out of it."""
+"""The contract of a decision policy, what goes in and out of it, and the simplest one: a static threshold."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.semantic.messages import RiskFeature
-from cache.semantic.policy.state import freeze, thaw
 
 FeatureVector = npt.NDArray[np.float64]
 Source = Literal["miss", "audit", "user"]
@@ -19,7 +18,8 @@ NEIGHBOURS = 16
 COMPARED_ANSWERS, LEAST_COMPARED = 4, 0.5
 """With how many different answers a fresh one is compared, and the least similarity of their questions."""
 
-_LABEL = "label"
+LABEL = "label"
+"""The kind of a label, for `freeze` and `thaw`: about a hundred bytes."""
 # Those of real evidence are below 15; with much larger ones a policy would reckon itself out of all bounds.
 _MAX_FEATURE = 100.0
 _MIN_CALLED_DIFFERENT = 1e-12
@@ -27,29 +27,16 @@ _MIN_CALLED_DIFFERENT = 1e-12
 _Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 
 
-class Neighbourhood(NamedTuple):
-    """The entries nearest to a question, nearest first; 1 to NEIGHBOURS of them.
-
-    `entries` are their ids, `similarities` the cosines to the question, falling. `answers` say which of them have the
-    same answer, by equal names.
-    """
-
-    entries: Sequence[str]
-    similarities: Sequence[float]
-    answers: Sequence[str]
-
-
 class Evidence(NamedTuple):
     """The answer that most votes of the neighbours are for, and what speaks for it.
 
-    `members` are the places of the neighbours that have this `answer`, nearest first; `entry` and `similarity` are
-    those of the one that vouches for it, the nearest until their texts are compared. `features` are float64 [FEATURES
-    of the policy], what the policy judges by; those of the texts are the last of them. The feature "similarity" is
-    always that of the nearest.
+    `members` are the places of the neighbours that have this `answer`, nearest first; `similarity` is that of the one
+    that vouches for it, the nearest until their texts are compared. `features` are float64 [FEATURES of the policy],
+    what the policy judges by; those of the texts are the last of them. The feature "similarity" is always that of the
+    nearest.
     """
 
     members: tuple[int, ...]
-    entry: str
     answer: str
     similarity: float
     features: FeatureVector
@@ -151,16 +138,6 @@ def label_of(evidence: Evidence, decision: Decision, same: bool, source: Source)
     return Label(evidence.answer, tuple(evidence.features.tolist()), same, source, decision.plain_risk, chance)
 
 
-def encode_label(label: Label) -> bytes:
-    """The label for other processes: about a hundred bytes."""
-    return freeze(_LABEL, label)
-
-
-def decode_label(data: bytes) -> Label:
-    """The inverse of `encode_label`. Raises UnusableState for anything else."""
-    return thaw(data, _LABEL, Label)
-
-
 class Policy(Protocol):
     """Decides from numbers alone whether a neighbour's answer is served. One task uses it.
 
@@ -169,8 +146,12 @@ class Policy(Protocol):
     is here.
     """
 
-    def vote(self, neighbourhood: Neighbourhood) -> Evidence:
-        """Which of the neighbours' answers could be served. Changes nothing."""
+    def vote(self, neighbours: Sequence[tuple[str, float]]) -> Evidence:
+        """Which of the neighbours' answers could be served. Changes nothing.
+
+        Of each of `neighbours`, 1 to NEIGHBOURS, the nearest first: its answer, which has the same name where it is the
+        same, and its cosine to the question.
+        """
 
     def decide(self, evidence: Evidence | None, max_risk: float = 1.0, compares: bool = False) -> Decision:
         """Decide one request; each request is decided exactly once.
@@ -219,3 +200,38 @@ class Policy(Protocol):
         See `Reliability.figures`.
         """
         return []
+
+
+class ThresholdPolicy(Policy):
+    """The static threshold that other caches have: the nearest neighbour's answer, if it is near enough.
+
+    It knows no bound on wrong answers.
+
+    Args:
+        threshold: least cosine similarity.
+    """
+
+    def __init__(self, threshold: float) -> None:
+        self._threshold = threshold
+
+    def vote(self, neighbours: Sequence[tuple[str, float]]) -> Evidence:
+        return Evidence((0,), *neighbours[0], np.empty(0))
+
+    def decide(self, evidence: Evidence | None, max_risk: float = 1.0, compares: bool = False) -> Decision:
+        if evidence is None:
+            return Decision(False, None, refusal="none near")
+        if max_risk < 1.0 or evidence.similarity < self._threshold:
+            return Decision(False, None, refusal="max-risk" if max_risk < 1.0 else "similarity")
+        return Decision(True, None, audit=compares, audit_chance=float(compares))
+
+    def assess(self, evidence: Evidence, max_risk: float = 1.0) -> Decision:
+        return self.decide(evidence, max_risk)
+
+    def reason(self, evidence: Evidence, decision: Decision, max_risk: float) -> str:
+        if max_risk < 1.0:
+            return "a fixed threshold knows no risk, which the request limits"
+        place = "at or above" if decision.serve else "below"
+        return f"the similarity {evidence.similarity:.4f} is {place} {self._threshold:g}"
+
+    def figures(self) -> dict[str, float]:
+        return {"threshold": self._threshold}

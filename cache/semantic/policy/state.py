@@ -13,8 +13,7 @@ VERSION = 4
 _MAGIC = b"KGS"
 _DIGEST_BYTES = 8
 
-T = TypeVar("T", bound=msgspec.Struct)
-
+T = TypeVar("T")
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=np.ndarray.tolist)
 _decoder = msgspec.msgpack.Decoder(tuple[int, str, msgspec.Raw])

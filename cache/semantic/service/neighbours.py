@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from cache.entries.key import namespace_of
 from cache.semantic.index.index import VectorIndex
-from cache.semantic.policy.policy import NEIGHBOURS, Evidence, Neighbourhood
+from cache.semantic.policy.policy import NEIGHBOURS, Evidence
 from cache.semantic.service.records import Record, Records, Vector
 from cache.semantic.wording.comparison import TextComparison, compare
 from cache.semantic.wording.language import language_of
@@ -175,15 +175,6 @@ class Neighbours:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
 
-def neighbourhood_of(near: Sequence[Neighbour]) -> Neighbourhood:
-    """The neighbours, for a policy."""
-    return Neighbourhood(
-        [neighbour.record.entry for neighbour in near],
-        [neighbour.similarity for neighbour in near],
-        [neighbour.record.answer for neighbour in near],
-    )
-
-
 def compare_texts(text: str, questions: Sequence[str]) -> TextComparison:
     """How `text` compares with questions that have one answer."""
     return compare(_read(text), [_read(question) for question in questions])
@@ -194,7 +185,7 @@ def candidate_of(text: str, near: Sequence[Neighbour], evidence: Evidence) -> Ca
     place, veto, features, vetoes = compare_texts(text, [near[member].record.text for member in evidence.members])
     neighbour = near[evidence.members[place or 0]]
     if not veto:  # its similarity is that of the question that vouches, which need not be the nearest with the answer
-        evidence = evidence.with_texts(features)._replace(entry=neighbour.record.entry, similarity=neighbour.similarity)
+        evidence = evidence.with_texts(features)._replace(similarity=neighbour.similarity)
     return Candidate(neighbour, evidence, veto, vetoes)
 
 

@@ -9,11 +9,10 @@ from cache.semantic import messages
 from cache.semantic.embedding.embedder import Embedder
 from cache.semantic.inspection.decisions import MIN_SIMILARITY, Decisions, StoredQuestion
 from cache.semantic.judge.repeatability import is_unrepeatable, repeatable
-from cache.semantic.policy.policy import NEIGHBOURS, Decision, Policy
-from cache.semantic.policy.threshold import ThresholdPolicy
+from cache.semantic.policy.policy import NEIGHBOURS, Decision, Policy, ThresholdPolicy
 from cache.semantic.service.learner import Learner
 from cache.semantic.service.lookups import Latest, Query
-from cache.semantic.service.neighbours import Candidate, Neighbour, candidate_of, neighbourhood_of
+from cache.semantic.service.neighbours import Candidate, Neighbour, candidate_of
 from cache.semantic.service.records import Record, Vector
 
 _LONG_TEXT = 120
@@ -113,7 +112,7 @@ class SemanticCache:
 
     async def _candidate(self, text: str, near: list[Neighbour]) -> Candidate:
         """Counts the votes which answer is meant, and compares the text with the questions that have it."""
-        evidence = self._labels.policy.vote(neighbourhood_of(near))
+        evidence = self._labels.policy.vote([(record.answer, similarity) for record, similarity in near])
         if len(text) > _LONG_TEXT:  # reading takes milliseconds: in a thread
             return await asyncio.to_thread(candidate_of, text, near, evidence)
         return candidate_of(text, near, evidence)
@@ -136,7 +135,8 @@ class SemanticCache:
         watched = self.decisions.add(ask, decision, unwanted, stored)
         # With a threshold of its own a request is outside the budget: it spends nothing, and is no label.
         learned = None if ask.threshold else evidence
-        query = Query(ask, "" if evidence is None else evidence.entry, vector, learned, decision, watched)
+        entry = "" if candidate is None or candidate.veto else candidate.neighbour.record.entry
+        query = Query(ask, entry, vector, learned, decision, watched)
         number = next(self._numbers)
         self._open[number] = query
         if ask.threshold:
@@ -176,7 +176,7 @@ class SemanticCache:
                 reason = "answers to such questions differ each time that they are asked"
             return messages.Explanation("", "", None, reason)
         candidate, policy = await self._candidate(ask.text, near), self._policy(ask)
-        evidence = candidate.evidence
+        evidence, entry = candidate.evidence, candidate.neighbour.record.entry
         decision = policy.assess(evidence, ask.max_risk)
         reason = policy.reason(evidence, decision, ask.max_risk)
         if candidate.veto:
@@ -187,7 +187,7 @@ class SemanticCache:
             for place, (record, similarity) in enumerate(near)
         )
         layer = "semantic" if decision.serve and not candidate.veto else ""
-        return messages.Explanation(layer, evidence.entry, decision.risk, reason, neighbours, policy.features(evidence))
+        return messages.Explanation(layer, entry, decision.risk, reason, neighbours, policy.features(evidence))
 
     def answered(self, note: messages.AnswerStored) -> None:
         """A fresh answer: to be compared with what was or would have been served, and stored."""

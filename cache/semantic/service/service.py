@@ -25,8 +25,7 @@ from cache.semantic.judge.llm_judge import open_llm_judge
 from cache.semantic.messages import LookupHit, LookupRequest, Note, Refused, Reply, Request, Stats, StatsRequest
 from cache.semantic.normal_form.english import load as load_words
 from cache.semantic.policy.budget import BudgetPolicy
-from cache.semantic.policy.policy import Policy
-from cache.semantic.policy.threshold import ThresholdPolicy
+from cache.semantic.policy.policy import Policy, ThresholdPolicy
 from cache.semantic.service.answers import Answers
 from cache.semantic.service.config import EMBEDDING, Config
 from cache.semantic.service.labels import Labels

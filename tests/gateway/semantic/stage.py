@@ -7,8 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from cache.semantic.embedding.encoder import Encoder
-from cache.semantic.policy.policy import Decision, Evidence
-from cache.semantic.policy.threshold import ThresholdPolicy
+from cache.semantic.policy.policy import Decision, Evidence, ThresholdPolicy
 from cache.semantic.service.config import Config
 from cache.semantic.service.service import Service, open_service
 from gateway.settings.cache import SemanticSettings

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cache.semantic.policy.evidence import FEATURE_NAMES
+from cache.semantic.policy.posterior import FEATURE_NAMES
 from cache.semantic.wording.comparison import FEATURE_NAMES as TEXT_FEATURE_NAMES
 from cache.semantic.wording.comparison import VETOES
 from gateway.commands import cache

@@ -12,8 +12,7 @@ import pytest
 from cache.semantic.embedding.encoder import Encoder, Vectors
 from cache.semantic.embedding.errors import EmbedderBusy
 from cache.semantic.messages import LookupMiss, LookupRequest, Refused
-from cache.semantic.policy.policy import Decision, Evidence
-from cache.semantic.policy.threshold import ThresholdPolicy
+from cache.semantic.policy.policy import Decision, Evidence, ThresholdPolicy
 from gateway.upstreams.mock import MockUpstream, Reply
 from tests.gateway.client import DEADLINE, Answer, Client, chat
 from tests.gateway.conftest import Stage

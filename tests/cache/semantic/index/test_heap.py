@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cache.semantic.index import list_builder
+from cache.semantic.index import partition
 
 
 def resident() -> int:
@@ -23,6 +23,6 @@ def test_freed_pages_below_one_in_use_go_back_to_the_system() -> None:
     before = resident()
     last = blocks[-1]
     blocks.clear()
-    list_builder.trim_heap()
+    partition.trim_heap()
     assert before - resident() > 50_000_000
     assert len(last) == 1000

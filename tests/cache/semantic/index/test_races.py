@@ -5,9 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cache.semantic.index import list_builder
 from cache.semantic.index.index import VectorIndex
-from cache.semantic.index.partition import InvertedLists, Thresholds
+from cache.semantic.index.partition import InvertedLists, Thresholds, spherical_centroids
 from cache.semantic.index.table import Floats, Rows
 from tests.cache.semantic.index.vectors import topics, unit
 
@@ -52,14 +51,13 @@ def filling(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Gate:
 @pytest.fixture
 def training(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Gate:
     """The background stops when new centroids are there, before they are used."""
-    train = list_builder.spherical_centroids
 
     def train_and_stop(sample: Floats, count: int, is_over: object) -> Floats | None:
-        centroids = train(sample, count, lambda: False)
+        centroids = spherical_centroids(sample, count, lambda: False)
         gate.pass_through()
         return centroids
 
-    monkeypatch.setattr(list_builder, "spherical_centroids", train_and_stop)
+    monkeypatch.setattr("cache.semantic.index.partition.spherical_centroids", train_and_stop)
     return gate
 
 
@@ -164,7 +162,7 @@ def test_a_failed_training_costs_speed_only(monkeypatch: pytest.MonkeyPatch, cap
         failed.set()
         raise MemoryError("no memory for centroids")
 
-    monkeypatch.setattr(list_builder, "spherical_centroids", fail)
+    monkeypatch.setattr("cache.semantic.index.partition.spherical_centroids", fail)
     index, vectors = filled(300)
     assert failed.wait(30)
     assert all(index.search("p", vector, 1, NOW)[0][1] > 0.9998 for vector in vectors)
@@ -182,7 +180,7 @@ def test_a_failed_training_is_not_repeated_at_once(monkeypatch: pytest.MonkeyPat
         trainings.append(count)
         raise MemoryError
 
-    monkeypatch.setattr(list_builder, "spherical_centroids", fail)
+    monkeypatch.setattr("cache.semantic.index.partition.spherical_centroids", fail)
     for number in range(900):
         index.remove(str(number))
     assert index.settle(30)

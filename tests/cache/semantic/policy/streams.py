@@ -3,8 +3,8 @@
 import random
 
 from cache.semantic.policy.budget import BudgetPolicy
-from cache.semantic.policy.evidence import evidence_of
-from cache.semantic.policy.policy import Decision, Evidence, JudgeError, Label, Neighbourhood, label_of
+from cache.semantic.policy.policy import Decision, Evidence, JudgeError, Label, label_of
+from cache.semantic.policy.posterior import evidence_of
 
 
 def dice(seed: int = 0) -> random.Random:
@@ -12,7 +12,7 @@ def dice(seed: int = 0) -> random.Random:
 
 
 def near(similarity: float, rival: float = 0.5, entry: str = "near") -> Evidence:
-    return evidence_of(Neighbourhood([entry, "rival"], [similarity, rival], [f"answer of {entry}", "other"]))
+    return evidence_of([(f"answer of {entry}", similarity), ("other", rival)])
 
 
 def risk_of(decision: Decision) -> float:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cache.semantic.policy.budget import WARM_LABELS, BudgetPolicy
 from cache.semantic.policy.ledger import HORIZON, max_risk
-from cache.semantic.policy.policy import Decision, JudgeError, Label, Neighbourhood, Source, label_of
+from cache.semantic.policy.policy import Decision, JudgeError, Label, Source, label_of
 from tests.cache.semantic.policy.streams import Stream, dice, near, right_at, risk_of
 
 
@@ -101,18 +101,18 @@ def test_an_answer_that_was_found_wrong_is_out_of_service_under_all_its_question
     stream.run(3000, 40.0)
     policy = stream.policy
 
-    def serves(entry: str, answer: str) -> bool:
-        return policy.decide(policy.vote(Neighbourhood([entry, "rival"], [0.95, 0.5], [answer, "other"]))).serve
+    def serves(answer: str) -> bool:
+        return policy.decide(policy.vote([(answer, 0.95), ("other", 0.5)])).serve
 
-    served = policy.vote(Neighbourhood(["one", "rival"], [0.95, 0.5], ["A", "other"]))
+    served = policy.vote([("A", 0.95), ("other", 0.5)])
     decision = policy.decide(served)
     assert decision.serve
     found = label_of(served, decision, False, source)
     policy.learn(found)
-    assert [serves("one", "A"), serves("sibling", "A"), serves("one", "B")] == [False, False, True]
+    assert [serves("A"), serves("B")] == [False, True]
     for _ in range(2):
         policy.learn(label_of(served, policy.decide(served), True, "miss"))
-    assert serves("sibling", "A")
+    assert serves("A")
 
 
 def test_more_wrong_answers_than_expected_make_all_risks_larger() -> None:

@@ -6,23 +6,22 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.semantic.policy.evidence import FEATURES, evidence_of
-from cache.semantic.policy.policy import NEIGHBOURS, Evidence, Neighbourhood
+from cache.semantic.policy.policy import NEIGHBOURS, Evidence
+from cache.semantic.policy.posterior import FEATURES, evidence_of
 
 NEIGHBOURHOODS = st.lists(st.tuples(st.floats(-1.0, 1.0, width=32), st.integers(0, 4)), min_size=1, max_size=NEIGHBOURS)
 
 
 def weigh(*neighbours: tuple[float, int]) -> Evidence:
     ordered = sorted(neighbours, key=lambda neighbour: -neighbour[0])
-    names = [str(place) for place in range(len(ordered))]
-    return evidence_of(Neighbourhood(names, [s for s, _ in ordered], [str(answer) for _, answer in ordered]))
+    return evidence_of([(str(answer), similarity) for similarity, answer in ordered])
 
 
 def test_several_agreeing_neighbours_outvote_a_nearer_one() -> None:
     """The answer of three at .9 is likelier than that of one at .92; it is served from the nearest of the three."""
     evidence = weigh((0.92, 7), (0.9, 3), (0.9, 3), (0.89, 3))
     assert evidence.members == (1, 2, 3)
-    assert (evidence.entry, evidence.similarity) == ("1", 0.9)
+    assert (evidence.answer, evidence.similarity) == ("3", 0.9)
 
 
 def test_the_margin_is_to_the_nearest_other_answer() -> None:

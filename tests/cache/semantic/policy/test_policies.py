@@ -5,8 +5,7 @@ import math
 import pytest
 
 from cache.semantic.policy.budget import BudgetPolicy
-from cache.semantic.policy.policy import JudgeError, Neighbourhood, Policy, label_of
-from cache.semantic.policy.threshold import ThresholdPolicy
+from cache.semantic.policy.policy import JudgeError, Policy, ThresholdPolicy, label_of
 from tests.cache.semantic.policy.streams import dice
 
 
@@ -14,8 +13,8 @@ def make(name: str) -> Policy:
     return BudgetPolicy(0.01, JudgeError(), dice()) if name == "budget" else ThresholdPolicy(0.9)
 
 
-def one(similarity: float, entry: str = "near") -> Neighbourhood:
-    return Neighbourhood([entry, "rival"], [similarity, 0.4], ["one", "other"])
+def one(similarity: float) -> list[tuple[str, float]]:
+    return [("one", similarity), ("other", 0.4)]
 
 
 @pytest.fixture(params=["budget", "threshold"])
@@ -86,11 +85,11 @@ def test_the_features_add_up_to_the_risk() -> None:
 
 
 def test_weighing_names_neighbours_with_one_answer(policy: Policy) -> None:
-    """The nearest of them is the entry that is spoken of."""
-    neighbourhood = Neighbourhood(["a", "b", "c"], [0.95, 0.94, 0.93], ["7", "7", "2"])
-    evidence = policy.vote(neighbourhood)
-    assert evidence.entry == neighbourhood.entries[evidence.members[0]] == "a"
-    assert {neighbourhood.answers[place] for place in evidence.members} == {"7"}
+    """The nearest of them is the one that is spoken of."""
+    neighbours = [("7", 0.95), ("7", 0.94), ("2", 0.93)]
+    evidence = policy.vote(neighbours)
+    assert evidence.members[0] == 0
+    assert {neighbours[place][0] for place in evidence.members} == {evidence.answer} == {"7"}
     assert evidence.similarity == 0.95
 
 

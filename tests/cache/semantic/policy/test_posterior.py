@@ -6,14 +6,13 @@ import time
 import numpy as np
 import pytest
 
-from cache.semantic.policy.evidence import FEATURES, evidence_of
-from cache.semantic.policy.policy import FeatureVector, JudgeError, Neighbourhood
-from cache.semantic.policy.posterior import Posterior
+from cache.semantic.policy.policy import FeatureVector, JudgeError
+from cache.semantic.policy.posterior import FEATURES, Posterior, evidence_of
 from cache.semantic.policy.state import UnusableState, freeze
 
 
 def features(similarity: float, rival: float) -> FeatureVector:
-    return evidence_of(Neighbourhood(["near", "rival"], [similarity, rival], ["one", "other"])).features
+    return evidence_of([("one", similarity), ("other", rival)]).features
 
 
 def taught(judge: JudgeError, labels: int, seed: int = 0) -> Posterior:

@@ -6,8 +6,8 @@ import pytest
 
 from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.calibration import BOUNDS, Reliability
-from cache.semantic.policy.evidence import FEATURES
 from cache.semantic.policy.policy import JudgeError, Label, Source
+from cache.semantic.policy.posterior import FEATURES
 from cache.semantic.policy.state import UnusableState, freeze
 from tests.cache.semantic.policy.streams import Stream, dice
 

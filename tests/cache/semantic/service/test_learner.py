@@ -32,7 +32,7 @@ from cache.semantic.service.answers import Answers
 from cache.semantic.service.labels import Labels
 from cache.semantic.service.learner import Learner
 from cache.semantic.service.lookups import Query
-from cache.semantic.service.neighbours import Neighbours, compare_texts, neighbourhood_of
+from cache.semantic.service.neighbours import Neighbours, compare_texts
 from cache.semantic.service.records import Record
 from cache.semantic.wording.text import Text
 from tests.cache.semantic.judge.chat_server import ChatServer, chat_server
@@ -79,9 +79,9 @@ class Host:
     async def query(self, text: str) -> Query:
         vector = await self.embedder.embed(text)
         near = await self.neighbours.near(PARTITION, vector)
-        evidence = self.policy.vote(neighbourhood_of(near))
+        evidence = self.policy.vote([(record.answer, similarity) for record, similarity in near])
         ask = LookupRequest("a.key", PARTITION, text, 1.0, serve=False)
-        return Query(ask, evidence.entry, vector, evidence, Decision(False, 1.0))
+        return Query(ask, near[evidence.members[0]].record.entry, vector, evidence, Decision(False, 1.0))
 
     def record(self, name: str) -> Record | None:
         return self.neighbours.records.get(f"a.{name}")

@@ -12,9 +12,8 @@ from cache.semantic.index.partition import Thresholds
 from cache.semantic.inspection.decisions import KEPT, Decisions, StoredQuestion
 from cache.semantic.messages import LookupRequest
 from cache.semantic.normal_form.english import load as load_words
-from cache.semantic.policy.policy import Decision
-from cache.semantic.policy.threshold import ThresholdPolicy
-from cache.semantic.service.neighbours import Candidate, Neighbour, Neighbours, candidate_of, neighbourhood_of
+from cache.semantic.policy.policy import Decision, ThresholdPolicy
+from cache.semantic.service.neighbours import Candidate, Neighbour, Neighbours, candidate_of
 from cache.semantic.service.records import Record, Vector
 
 
@@ -28,18 +27,18 @@ def test_a_threshold_is_of_the_question_that_vouches() -> None:
         neighbour("a.1", "Wie setze ich mein Passwort zurück, wenn ich es vergessen habe?", 0.95),
         neighbour("a.2", "I forgot the password of my account", 0.6),
     ]
-    evidence = ThresholdPolicy(0.9).vote(neighbourhood_of(near))._replace(members=(0, 1))
+    evidence = ThresholdPolicy(0.9).vote([("a.1", 0.95), ("a.1", 0.6)])._replace(members=(0, 1))
     found = candidate_of("How do I reset it when I cannot remember what it was?", near, evidence)
 
     assert (found.neighbour, found.veto, found.vetoes) == (near[1], "", ("language", ""))
-    assert (found.evidence.entry, found.evidence.similarity) == ("a.2", 0.6)
+    assert found.evidence.similarity == 0.6
     assert not ThresholdPolicy(0.9).decide(found.evidence).serve
 
 
 def test_a_veto_is_told_of_a_question_with_the_answer() -> None:
     """Not of a nearer one with another answer, which has no part in it."""
     near = [neighbour("a.1", "How is gold mined?", 0.96), neighbour("a.2", "How do I buy gold?", 0.95)]
-    evidence = ThresholdPolicy(0.9).vote(neighbourhood_of(near))._replace(members=(1,))
+    evidence = ThresholdPolicy(0.9).vote([("a.1", 0.96), ("a.1", 0.95)])._replace(members=(1,))
     assert candidate_of("How do I sell gold?", near, evidence) == Candidate(near[1], evidence, "words", ("words",))
 
 
