@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -159,12 +159,14 @@ class Learner:
         await self._remove([entry], announced=True)
         return was_there
 
-    async def discard(self, records: Sequence[Record]) -> None:
-        """Remove records that other processes remove by themselves, but none of a newer answer."""
+    async def discard(self, is_unwanted: Callable[[Record], bool]) -> None:
+        """Remove records that other processes remove by themselves, while lookups go on, but none of a newer answer."""
+        records = list(self.neighbours.records)
         for start in range(0, len(records), AT_ONCE):
-            some = records[start : start + AT_ONCE]
+            some = filter(is_unwanted, records[start : start + AT_ONCE])
             if entries := [record.entry for record in some if not self._is_replaced(record)]:
                 await self._remove(entries, announced=False)
+            await asyncio.sleep(0)
 
     async def _remove(self, entries: Sequence[str], announced: bool) -> None:
         for entry in entries:

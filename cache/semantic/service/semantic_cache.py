@@ -3,11 +3,12 @@
 import asyncio
 import itertools
 import secrets
+import time
 
 from cache.entries.key import namespace_of
 from cache.semantic import messages
 from cache.semantic.embedding.embedder import Embedder
-from cache.semantic.inspection.decisions import MIN_SIMILARITY, Decisions, StoredQuestion
+from cache.semantic.inspection.decisions import MIN_SIMILARITY, Decisions
 from cache.semantic.judge.repeatability import is_unrepeatable, repeatable
 from cache.semantic.policy.policy import NEIGHBOURS, Decision, Policy
 from cache.semantic.policy.threshold import ThresholdPolicy
@@ -67,7 +68,7 @@ class SemanticCache:
                 self.decisions.forget_texts((message.entry,))
             case messages.Purged():
                 if not self._shares_purges:  # else they come from the store that gateways share
-                    await self._learner.discard(await self._neighbours.chosen(lambda each: _is_purged(each, message)))
+                    await self._learner.discard(lambda record: _is_purged(record, message))
                 self.decisions.forget_texts()
         return None
 
@@ -132,8 +133,11 @@ class SemanticCache:
         # What a veto forbids is only counted, and named, where it would be served without.
         unvetoed = policy.assess(candidate.evidence, max_risk) if candidate and candidate.veto else None
         decision = policy.decide(evidence, max_risk, compares=not ask.serve)
-        stored = candidate and self._stored(policy, candidate, unvetoed or decision)
-        watched = self.decisions.add(ask, decision, unwanted, stored)
+        shown = None
+        if candidate is not None and candidate.neighbour.similarity >= MIN_SIMILARITY:
+            features = policy.features(candidate.evidence)
+            shown = _shown(ask, candidate, decision, unvetoed or decision, unwanted, features)
+        watched = self.decisions.add(ask, decision, max_risk, shown)
         # With a threshold of its own a request is outside the budget: it spends nothing, and is no label.
         learned = None if ask.threshold else evidence
         query = Query(ask, "" if evidence is None else evidence.entry, vector, learned, decision, watched)
@@ -155,14 +159,6 @@ class SemanticCache:
         return messages.LookupHit(
             number, similarity, decision.risk, record.entry, record.created, layer="semantic", audit=decision.audit
         )
-
-    def _stored(self, policy: Policy, candidate: Candidate, unvetoed: Decision) -> StoredQuestion | None:
-        """The candidate's question for an operator; None where it is not near."""
-        (record, similarity), evidence, veto, _ = candidate
-        if similarity < MIN_SIMILARITY:
-            return None
-        features = policy.features(evidence)
-        return StoredQuestion(record.entry, record.model, record.text, similarity, veto, unvetoed, features)
 
     async def explain(self, ask: messages.ExplainRequest) -> messages.Explanation:
         """What a lookup would say, and of which neighbours. Raises EmbedderBusy and EmbeddingError."""
@@ -220,6 +216,43 @@ class SemanticCache:
         if served.watched is not None:
             served.watched.complained()
         return int(self._learner.add_label(served, False, "user"))
+
+
+def _shown(
+    ask: messages.LookupRequest,
+    candidate: Candidate,
+    decision: Decision,
+    unvetoed: Decision,
+    unwanted: str,
+    features: tuple[messages.RiskFeature, ...],
+) -> messages.SemanticDecision:
+    """A decision as an operator sees it. `unvetoed` is what is decided without regard to a veto, and `unwanted` why the
+    client wants no answer whatever the risk, "" where it wants one.
+    """
+    record, similarity = candidate.neighbour
+    outcome: messages.Outcome = "vetoed" if unvetoed.serve else "refused"
+    if decision.serve:
+        outcome = "served" if ask.serve else "observed"
+    return messages.SemanticDecision(
+        id=0,
+        time=time.time(),
+        key=ask.key,
+        namespace=namespace_of(ask.key),
+        entry=record.entry,
+        model=record.model,
+        similarity=similarity,
+        veto=candidate.veto,
+        features=features,
+        risk=unvetoed.risk,
+        limit=unvetoed.limit,
+        max_risk=ask.max_risk,
+        threshold=ask.threshold or None,
+        outcome=outcome,
+        reason=candidate.veto if outcome == "vetoed" else unwanted or unvetoed.refusal,
+        audit=decision.audit and ask.serve,
+        question=ask.text,
+        stored_question=record.text,
+    )
 
 
 def _is_purged(record: Record, note: messages.Purged) -> bool:

@@ -208,7 +208,7 @@ async def _maintain(cache: SemanticCache, learner: Learner, store: ExactCache | 
         await learner.neighbours.bound(config.capacity)
         if store is not None and store.purges != purges:
             purges = store.purges
-            await learner.discard(await learner.neighbours.chosen(lambda record: not _counts(store, record)))
+            await learner.discard(lambda record: not _counts(store, record))
             cache.decisions.forget_texts()
 
 
