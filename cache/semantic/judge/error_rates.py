@@ -26,7 +26,7 @@ CONFIDENCE = 0.9
 PRIOR_ERROR = JudgeError(recall=1.0, false_same=MAX_FALSE_SAME)
 """Before there are pairs: "different" counts in full."""
 
-_PAIR, _STATE = "judged pair", "judge's errors"
+_STATE = "judge's errors"
 _BINS = 80
 _MAX_CLASSES = 256
 # Older pairs fade, as an upstream's model may change under its name.
@@ -57,15 +57,6 @@ class JudgedPair(msgspec.Struct, frozen=True, array_like=True):
     source: Literal["again", "first", "unrelated"]
     score: Annotated[float, msgspec.Meta(ge=-MAX_SCORE, le=MAX_SCORE)]
     unrepeatable: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
-
-    def encode(self) -> bytes:
-        """The pair for other processes."""
-        return freeze(_PAIR, self)
-
-
-def decode_pair(data: bytes) -> JudgedPair:
-    """The inverse of `JudgedPair.encode`. Raises UnusableState for anything else."""
-    return thaw(data, _PAIR, JudgedPair)
 
 
 class _Counts(msgspec.Struct, array_like=True):

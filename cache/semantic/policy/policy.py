@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.semantic.messages import RiskFeature
-from cache.semantic.policy.state import freeze, thaw
 
 FeatureVector = npt.NDArray[np.float64]
 Source = Literal["miss", "audit", "user"]
@@ -19,7 +18,6 @@ NEIGHBOURS = 16
 COMPARED_ANSWERS, LEAST_COMPARED = 4, 0.5
 """With how many different answers a fresh one is compared, and the least similarity of their questions."""
 
-_LABEL = "label"
 # Those of real evidence are below 15; with much larger ones a policy would reckon itself out of all bounds.
 _MAX_FEATURE = 100.0
 _MIN_CALLED_DIFFERENT = 1e-12
@@ -149,16 +147,6 @@ def label_of(evidence: Evidence, decision: Decision, same: bool, source: Source)
     """The judgement of an answer that was, or would have been, served."""
     chance = 1.0 if source == "miss" else decision.audit_chance
     return Label(evidence.answer, tuple(evidence.features.tolist()), same, source, decision.plain_risk, chance)
-
-
-def encode_label(label: Label) -> bytes:
-    """The label for other processes: about a hundred bytes."""
-    return freeze(_LABEL, label)
-
-
-def decode_label(data: bytes) -> Label:
-    """The inverse of `encode_label`. Raises UnusableState for anything else."""
-    return thaw(data, _LABEL, Label)
 
 
 class Policy(Protocol):

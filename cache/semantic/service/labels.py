@@ -5,12 +5,13 @@ from collections import Counter
 
 import msgspec
 
-from cache.semantic.judge.error_rates import ErrorRates, JudgedPair, decode_pair
-from cache.semantic.policy.policy import Label, Policy, decode_label, encode_label
-from cache.semantic.policy.state import OtherVersion, UnusableState
+from cache.semantic.judge.error_rates import ErrorRates, JudgedPair
+from cache.semantic.policy.policy import Label, Policy
+from cache.semantic.policy.state import OtherVersion, UnusableState, freeze, thaw
 
 log = logging.getLogger(__name__)
 
+_LABEL, _PAIR = "label", "judged pair"
 _decode = msgspec.msgpack.Decoder(tuple[str, bytes]).decode
 
 
@@ -31,17 +32,17 @@ class Labels:
 
     def encode(self, learned: Label | JudgedPair) -> bytes:
         if isinstance(learned, JudgedPair):
-            return msgspec.msgpack.encode((self._judge, learned.encode()))
-        return msgspec.msgpack.encode((self.name, encode_label(learned)))
+            return msgspec.msgpack.encode((self._judge, freeze(_PAIR, learned)))
+        return msgspec.msgpack.encode((self.name, freeze(_LABEL, learned)))
 
     def take(self, data: bytes) -> None:
         """Learns what `encode` of any process wrote; ignores what cannot be used here."""
         try:
             name, learned = _decode(data)
             if name == self.name:
-                self.learn(decode_label(learned))
+                self.learn(thaw(learned, _LABEL, Label))
             elif name == self._judge:
-                self.learn(decode_pair(learned))
+                self.learn(thaw(learned, _PAIR, JudgedPair))
         except OtherVersion as error:
             self.of_other_versions[error.version] += 1
             if self.of_other_versions[error.version] == 1:  # there may be as many as the stream is long

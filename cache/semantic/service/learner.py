@@ -216,8 +216,7 @@ class Learner:
         found = self._answers.earlier(note.entry)
         if found is None and (record := self.neighbours.same_form(note.partition, note.text)) is not None:
             with contextlib.suppress(StoreUnavailable):  # it has another answer now, which is reported as well
-                if (text := await self._answers.of(record)) is not None:
-                    found = KnownAnswer(record, text)
+                found = await self._answers.of(record)
         if found is None or (found.record.model, found.record.generation) != (note.model, note.generation):
             return None
         return found if found.record.created != note.created else None
@@ -303,7 +302,7 @@ class Learner:
         Answers recomputed meanwhile or unreadable are left out.
         """
         fresh, query = comparison.record, comparison.query
-        found = await self._texts_of(comparison.others)
+        found = await self._known(comparison.others)
         self._comparisons_left = min(_FIRST, self._comparisons_left + self._judge_share)
         # The choice does not depend on the verdict, so the verdicts are an unbiased sample.
         if found and not (query and query.is_audit) and not self._may_judge():
@@ -320,22 +319,22 @@ class Learner:
                 verdicts[record.entry] = same
         return verdicts
 
-    async def _texts_of(self, others: Sequence[Record]) -> list[tuple[Record, str]]:
-        """The first of each distinct answer, of those that still exist, as many as are compared; with their texts."""
+    async def _known(self, others: Sequence[Record]) -> list[KnownAnswer]:
+        """The first of each distinct answer, of those that still exist, as many as are compared."""
         chosen: dict[str, Record] = {}
         for record in others:
             kept = self.neighbours.records.get(record.entry)
             if kept is not None and kept.created == record.created:
                 chosen.setdefault(kept.answer, kept)
-        texts = []
+        answers = []
         for record in list(chosen.values())[: COMPARED_ANSWERS if self._judge_share >= 1.0 else 1]:
             with contextlib.suppress(StoreUnavailable):  # what it says is not known now
-                text = await self._answers.of(record)
-                if text is not None:
-                    texts.append((record, text))
+                answer = await self._answers.of(record)
+                if answer is not None:
+                    answers.append(answer)
                 elif not self._is_replaced(record):
                     await self.forget(record.entry)
-        return texts
+        return answers
 
     async def _conclude(self, comparison: Comparison, verdicts: dict[str, bool | None]) -> None:
         fresh, query = comparison.record, comparison.query

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from cache.semantic.judge import error_rates
 from cache.semantic.judge.answer import AnswerClass
-from cache.semantic.judge.error_rates import MAX_FALSE_SAME, PRIOR_ERROR, ErrorRates, JudgedPair, _upper, decode_pair
+from cache.semantic.judge.error_rates import MAX_FALSE_SAME, PRIOR_ERROR, ErrorRates, JudgedPair, _upper
 from cache.semantic.judge.judge import MAX_SCORE
-from cache.semantic.policy.state import UnusableState, freeze
+from cache.semantic.policy.state import UnusableState, freeze, thaw
 
 SAME_ABOVE = 1.0
 
@@ -113,7 +113,7 @@ def test_a_share_of_questions_has_answers_that_disagree() -> None:
 )
 def test_what_is_learned_travels_and_survives(pairs: list[JudgedPair]) -> None:
     """Pairs are read as they were written, and a restored state knows the same of every class."""
-    rates = counted([decode_pair(each.encode()) for each in pairs])
+    rates = counted([thaw(freeze("pair", each), "pair", JudgedPair) for each in pairs])
     other = ErrorRates(SAME_ABOVE)
     other.restore(rates.snapshot())
     assert other.figures() == rates.figures()
@@ -129,7 +129,7 @@ def test_old_pairs_fade() -> None:
     assert rates.error("m", "prose").recall < 0.2
 
 
-@pytest.mark.parametrize("state", [b"", b"KGS", ErrorRates(SAME_ABOVE).snapshot()[:-1], pair(0.0).encode()])
+@pytest.mark.parametrize("state", [b"", b"KGS", ErrorRates(SAME_ABOVE).snapshot()[:-1], freeze("pair", pair(0.0))])
 def test_a_damaged_state_changes_nothing(state: bytes) -> None:
     """It raises, and what was known is known."""
     rates = counted([pair(-2.0) for _ in range(50)])

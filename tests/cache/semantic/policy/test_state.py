@@ -12,9 +12,9 @@ from cache.semantic.policy import state as state_module
 from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.calibration import Calibration
 from cache.semantic.policy.evidence import FEATURES
-from cache.semantic.policy.policy import JudgeError, Label, Neighbourhood, Policy, decode_label, encode_label, label_of
+from cache.semantic.policy.policy import JudgeError, Label, Neighbourhood, Policy, label_of
 from cache.semantic.policy.posterior import Posterior
-from cache.semantic.policy.state import VERSION, UnusableState, freeze
+from cache.semantic.policy.state import VERSION, UnusableState, freeze, thaw
 from tests.cache.semantic.policy.streams import Stream, dice, near
 
 PRIOR = Posterior()
@@ -127,7 +127,7 @@ def test_processes_that_hear_the_same_know_the_same() -> None:
     assert {label.source for label in stream.labels} == {"miss", "audit", "user"}
     other = BudgetPolicy(0.02, JudgeError(0.98, 0.01), dice(99))
     for label in stream.labels:
-        other.learn(decode_label(encode_label(label)))
+        other.learn(thaw(freeze("label", label), "label", Label))
     assert other.snapshot() == stream.policy.snapshot()
 
 
@@ -161,15 +161,15 @@ LABELS = st.builds(
 @settings(max_examples=60, deadline=None)
 @given(LABELS)
 def test_a_label_travels_unchanged(label: Label) -> None:
-    assert decode_label(encode_label(label)) == label
+    assert thaw(freeze("label", label), "label", Label) == label
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=200) | st.builds(lambda label, end: encode_label(label)[:end], LABELS, st.integers(0, 40)))
+@given(st.binary(max_size=200) | st.builds(lambda label, end: freeze("label", label)[:end], LABELS, st.integers(0, 40)))
 def test_bytes_that_are_no_label_are_refused(data: bytes) -> None:
     """Whatever they are, there is one error for it."""
     with pytest.raises(UnusableState):
-        decode_label(data)
+        thaw(data, "label", Label)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_label_has_numbers_as_evidence_has_them(field: str, value: object) -> 
     label = Label("e", (1.0,), True, "miss")
     fields = [value if name == field else getattr(label, name) for name in label.__struct_fields__]
     with pytest.raises(UnusableState, match=r"within ±100|= [01]\.0"):
-        decode_label(freeze("label", fields))
+        thaw(freeze("label", fields), "label", Label)
 
 
 @settings(max_examples=20, deadline=None)
@@ -215,4 +215,4 @@ def test_a_label_of_other_features_is_refused_and_teaches_nothing() -> None:
 def test_nesting_without_end_is_refused(content: bytes) -> None:
     """As content of a label, or within one: it is as unusable as anything else that does not decode."""
     with pytest.raises(UnusableState, match="label"):
-        decode_label(freeze("label", msgspec.Raw(content)))
+        thaw(freeze("label", msgspec.Raw(content)), "label", Label)
