@@ -351,7 +351,9 @@ class Learner:
         for record in equal:
             # Equal answers may belong to different questions: "Yes." answers many.
             if record.namespace != fresh.namespace and compare_texts(fresh.text, [record.text]).place is not None:
-                await self._confirm(record, fresh.namespace)
+                kept = self.neighbours.confirm(record, fresh.namespace)
+                if kept is not None and self._log is not None:
+                    self._log.save(kept, await self._embedder.embed(kept.text), replaces=True)
 
     def _update(self, comparison: Comparison, **found: str | float) -> None:
         """Sets what the judge has found out, also where the record is stored already."""
@@ -359,11 +361,6 @@ class Learner:
         kept = self.neighbours.records.change(record.entry, record.created, **found)
         if kept is not None and self._log is not None:
             self._log.save(kept, comparison.vector, replaces=True)
-
-    async def _confirm(self, record: Record, namespace: str) -> None:
-        kept = self.neighbours.confirm(record, namespace)
-        if kept is not None and self._log is not None:
-            self._log.save(kept, await self._embedder.embed(kept.text), replaces=True)
 
     def _is_replaced(self, record: Record) -> bool:
         """Whether the entry has another answer now."""

@@ -17,7 +17,6 @@ from cache.semantic.policy.policy import Decision, Evidence
 
 _MOST = 4096
 _MAX_SECONDS = 0.05
-_REGENERATE_SECONDS = 10.0
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -54,11 +53,6 @@ class Query:
     def is_audit(self) -> bool:
         """Whether the upstream is asked although the answer could be served."""
         return self.decision is not None and self.decision.audit
-
-    @property
-    def was_just_served(self) -> bool:
-        """Whether a repeat counts as a rejection of the served answer."""
-        return time.monotonic() - self.time <= _REGENERATE_SECONDS
 
 
 class RunningLookups:

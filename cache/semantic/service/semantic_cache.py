@@ -18,6 +18,8 @@ from cache.semantic.service.neighbours import Candidate, Neighbour, candidate_of
 from cache.semantic.service.records import Record, Vector
 
 _LONG_TEXT = 120
+# A repeat within this time counts as a rejection of the served answer.
+_REGENERATE_SECONDS = 10.0
 
 
 class SemanticCache:
@@ -80,7 +82,7 @@ class SemanticCache:
 
     async def _find(self, ask: messages.LookupRequest) -> messages.LookupHit | messages.LookupMiss:
         served = self._served.get(ask.key)
-        if served is not None and served.was_just_served:
+        if served is not None and time.monotonic() - served.time <= _REGENERATE_SECONDS:
             self._complain(ask.key)
         if ask.key not in self._rejected and (same := self._same_form(ask)):
             self.figures.counts["normalized" if ask.serve else "observed_normalized"] += 1
