@@ -46,6 +46,9 @@ _POSITION = re.compile(rb"[0-9]{1,18}-[0-9]{1,18}")
 Kind = Literal["put", "remove", "wrong", "label"]
 
 
+def _nothing() -> None: ...
+
+
 class Event(msgspec.Struct, frozen=True, array_like=True):
     """What the process `origin` did: to an entry, or it has learned a label.
 
@@ -101,7 +104,7 @@ class RecordLog:
                 self.announce("remove", entry)
         self._write("ZREM", _RECORDS, *entries)
 
-    def announce(self, kind: Kind, entry: str = "", label: bytes = b"", lost: Callable[[], None] = lambda: None) -> None:
+    def announce(self, kind: Kind, entry: str = "", label: bytes = b"", lost: Callable[[], None] = _nothing) -> None:
         """Tells all processes, this one included, of an event: all see events in one order.
 
         "wrong" says that an answer was wrong that was served from the entry. `lost` is called if Redis refuses it.
@@ -199,7 +202,7 @@ class RecordLog:
                 log.warning("redis refused %d of %d writes: %s", len(refused), len(batch), refused[0][1])
         self._has_waiting.clear()
 
-    def _write(self, *command: str | bytes | int | float, lost: Callable[[], None] = lambda: None) -> None:
+    def _write(self, *command: str | bytes | int | float, lost: Callable[[], None] = _nothing) -> None:
         if len(self._waiting) >= _MAX_WAITING:
             self.dropped += 1
             lost()
