@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import math
 import random
 import time
 from collections import deque
@@ -95,7 +96,7 @@ class Learner:
         self._answers = answers
         self._judge = judge
         self._judge_share = judge_share
-        self._comparisons_left = _FIRST
+        self._most_comparisons = self._comparisons_left = _FIRST if judge_share < 1.0 else math.inf
         self._judge_slots = asyncio.Semaphore(_JUDGED_AT_ONCE)
         self._log = shared
         self._capacity = capacity
@@ -289,8 +290,6 @@ class Learner:
 
     def _may_judge(self) -> bool:
         """Takes one comparison from those that are left to a judge with a cost."""
-        if self._judge_share >= 1.0:
-            return True
         may = self._comparisons_left >= 1.0
         self._comparisons_left -= may
         return may
@@ -302,7 +301,7 @@ class Learner:
         """
         fresh, query = comparison.record, comparison.query
         found = await self._known(comparison.others)
-        self._comparisons_left = min(_FIRST, self._comparisons_left + self._judge_share)
+        self._comparisons_left = min(self._most_comparisons, self._comparisons_left + self._judge_share)
         # The choice does not depend on the verdict, so the verdicts are an unbiased sample.
         if found and not (query and query.is_audit) and not self._may_judge():
             self.figures.counts["unjudged"] += 1

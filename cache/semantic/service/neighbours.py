@@ -166,11 +166,7 @@ class Neighbours:
 
 def neighbourhood_of(near: Sequence[Neighbour]) -> Neighbourhood:
     """The neighbours, for a policy."""
-    return Neighbourhood(
-        [neighbour.record.entry for neighbour in near],
-        [neighbour.similarity for neighbour in near],
-        [neighbour.record.answer for neighbour in near],
-    )
+    return Neighbourhood(*zip(*((record.entry, similarity, record.answer) for record, similarity in near), strict=True))
 
 
 def compare_texts(text: str, questions: Sequence[str]) -> TextComparison:

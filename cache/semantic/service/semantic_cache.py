@@ -1,6 +1,5 @@
 """The semantic cache: a lookup, step by step."""
 
-import asyncio
 import itertools
 import secrets
 import time
@@ -17,7 +16,6 @@ from cache.semantic.service.lookups import Latest, Query
 from cache.semantic.service.neighbours import Candidate, Neighbour, candidate_of, neighbourhood_of
 from cache.semantic.service.records import Record, Vector
 
-_LONG_TEXT = 120
 # A repeat within this time counts as a rejection of the served answer.
 _REGENERATE_SECONDS = 10.0
 
@@ -97,7 +95,7 @@ class SemanticCache:
         candidate = None
         if near:
             with self.figures.timing("compare"):
-                candidate = await self._candidate(ask.text, near)
+                candidate = self._candidate(ask.text, near)
         return self._decide(ask, vector, candidate)
 
     def _same_form(self, ask: messages.LookupRequest | messages.ExplainRequest) -> Record | None:
@@ -114,12 +112,12 @@ class SemanticCache:
         are_repeatable = repeatable(self._labels.errors, near)
         return list(itertools.compress(near, are_repeatable)), all(are_repeatable)
 
-    async def _candidate(self, text: str, near: list[Neighbour]) -> Candidate:
-        """Counts the votes which answer is meant, and compares the text with the questions that have it."""
-        evidence = self._labels.policy.vote(neighbourhood_of(near))
-        if len(text) > _LONG_TEXT:  # reading takes milliseconds: in a thread
-            return await asyncio.to_thread(candidate_of, text, near, evidence)
-        return candidate_of(text, near, evidence)
+    def _candidate(self, text: str, near: list[Neighbour]) -> Candidate:
+        """Counts the votes which answer is meant, and compares the text with the questions that have it.
+
+        The longest texts take less than a millisecond, and would hold the interpreter as long in a thread.
+        """
+        return candidate_of(text, near, self._labels.policy.vote(neighbourhood_of(near)))
 
     def _policy(self, ask: messages.LookupRequest | messages.ExplainRequest) -> Policy:
         return ThresholdPolicy(ask.threshold) if ask.threshold else self._labels.policy
@@ -137,8 +135,7 @@ class SemanticCache:
         decision = policy.decide(evidence, max_risk, compares=not ask.serve)
         shown = None
         if candidate is not None and candidate.neighbour.similarity >= MIN_SIMILARITY:
-            features = policy.features(candidate.evidence)
-            shown = _shown(ask, candidate, decision, unvetoed or decision, unwanted, features)
+            shown = _shown(ask, candidate, policy, unvetoed or decision, unwanted)
         watched = self.decisions.add(ask, decision, max_risk, shown)
         # With a threshold of its own a request is outside the budget: it spends nothing, and is no label.
         learned = None if ask.threshold else evidence
@@ -173,7 +170,7 @@ class SemanticCache:
             if not are_all:
                 reason = "answers to such questions differ each time that they are asked"
             return messages.Explanation("", "", None, reason)
-        candidate, policy = await self._candidate(ask.text, near), self._policy(ask)
+        candidate, policy = self._candidate(ask.text, near), self._policy(ask)
         evidence = candidate.evidence
         decision = policy.assess(evidence, ask.max_risk)
         reason = policy.reason(evidence, decision, ask.max_risk)
@@ -221,20 +218,15 @@ class SemanticCache:
 
 
 def _shown(
-    ask: messages.LookupRequest,
-    candidate: Candidate,
-    decision: Decision,
-    unvetoed: Decision,
-    unwanted: str,
-    features: tuple[messages.RiskFeature, ...],
+    ask: messages.LookupRequest, candidate: Candidate, policy: Policy, unvetoed: Decision, unwanted: str
 ) -> messages.SemanticDecision:
     """A decision as an operator sees it. `unvetoed` is what is decided without regard to a veto, and `unwanted` why the
     client wants no answer whatever the risk, "" where it wants one.
     """
     record, similarity = candidate.neighbour
-    outcome: messages.Outcome = "vetoed" if unvetoed.serve else "refused"
-    if decision.serve:
-        outcome = "served" if ask.serve else "observed"
+    outcome: messages.Outcome = "refused"
+    if unvetoed.serve:
+        outcome = "vetoed" if candidate.veto else "served" if ask.serve else "observed"
     return messages.SemanticDecision(
         id=0,
         time=time.time(),
@@ -244,14 +236,14 @@ def _shown(
         model=record.model,
         similarity=similarity,
         veto=candidate.veto,
-        features=features,
+        features=policy.features(candidate.evidence),
         risk=unvetoed.risk,
         limit=unvetoed.limit,
         max_risk=ask.max_risk,
         threshold=ask.threshold or None,
         outcome=outcome,
         reason=candidate.veto if outcome == "vetoed" else unwanted or unvetoed.refusal,
-        audit=decision.audit and ask.serve,
+        audit=unvetoed.audit and ask.serve,
         question=ask.text,
         stored_question=record.text,
     )
