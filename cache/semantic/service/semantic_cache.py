@@ -147,17 +147,15 @@ class SemanticCache:
         if candidate is None:
             return messages.LookupMiss(number)
         record, similarity = candidate.neighbour
+        found = number, similarity, None if evidence is None else decision.risk, record.entry, record.created
         if not decision.serve:
             veto = candidate.veto if unvetoed is not None and unvetoed.serve else ""
             if veto:
                 self.figures.vetoes[veto] += 1
-            risk = None if evidence is None else decision.risk
-            return messages.LookupMiss(number, similarity, risk, record.entry, record.created, veto)
+            return messages.LookupMiss(*found, veto)
         self.figures.counts["served" if ask.serve else "observed"] += 1
         self._note_hit(query)
-        return messages.LookupHit(
-            number, similarity, decision.risk, record.entry, record.created, layer="semantic", audit=decision.audit
-        )
+        return messages.LookupHit(*found, layer="semantic", audit=decision.audit)
 
     async def explain(self, ask: messages.ExplainRequest) -> messages.Explanation:
         """What a lookup would say, and of which neighbours. Raises EmbedderBusy and EmbeddingError."""
