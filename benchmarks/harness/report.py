@@ -157,8 +157,8 @@ def render(folder: Path) -> dict[str, str]:
         if measurement.quick:
             raise CannotReport(f"{name}.json: is of a --quick run; `python -m benchmarks {name}` measures it.")
     files = {"index.md": _index(measurements)}
-    for folder, (page, title) in _PAGES.items():
-        sections = [_section(m) for name, m in measurements.items() if _folder(name) == folder]
+    for subpackage, (page, title) in _PAGES.items():
+        sections = [_section(m) for name, m in measurements.items() if _subpackage(name) == subpackage]
         files[f"{page}.md"] = "\n".join([f"# {title}\n", *sections])
     for chart in _charts(measurements):
         files[f"{chart.name}.svg"] = _drawn(chart, measurements[chart.figure].figure)
@@ -194,7 +194,7 @@ def format_row(figure: Figure, row: Row) -> str:
     return f"{row.what}: {_quantity(row)}{target}: {figure.verdict(row)} (spread {_spread(row)})"
 
 
-def _folder(figure: str) -> str:
+def _subpackage(figure: str) -> str:
     return (FIGURES | OPTIONAL_FIGURES)[figure].split(".")[0]
 
 
@@ -216,10 +216,10 @@ def _index(measurements: Mapping[str, Measurement]) -> str:
         "| page | figures | processor, date |",
         "|---|---|---|",
     ]
-    for folder, (page, title) in _PAGES.items():
-        of_folder = [m for name, m in measurements.items() if _folder(name) == folder]
-        machines = sorted({f"{m.machine.get('gpu') or m.machine['cpu']}, {m.date}" for m in of_folder})
-        titles = ", ".join(m.figure.title for m in of_folder)
+    for subpackage, (page, title) in _PAGES.items():
+        of_subpackage = [m for name, m in measurements.items() if _subpackage(name) == subpackage]
+        machines = sorted({f"{m.machine.get('gpu') or m.machine['cpu']}, {m.date}" for m in of_subpackage})
+        titles = ", ".join(m.figure.title for m in of_subpackage)
         lines.append(f"| [{title}]({page}.md) | {titles} | {'; '.join(machines)} |")
     lines += [
         "",
@@ -244,7 +244,7 @@ def _not_met(measurements: Mapping[str, Measurement]) -> str:
     if missed:
         lines += ["| not met | measured | target |", "|---|---|---|"]
     for name, figure, row in missed:
-        page = _PAGES[_folder(name)][0]
+        page = _PAGES[_subpackage(name)][0]
         lines.append(f"| [{figure.title}]({page}.md): {row.what} | {_quantity(row)} | {_target(row)} |")
     return "\n".join([*lines, ""])
 

@@ -5,9 +5,7 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
-from cache.entries.key import namespace_of
 from cache.semantic import messages
 from cache.semantic.inspection.what_if import CountedRequest, WhatIf
 from cache.semantic.policy.policy import Decision
@@ -16,20 +14,6 @@ KEPT = 500
 """Decisions of one process."""
 MIN_SIMILARITY = 0.5
 """Below it, a stored question is not near: its answer is not even compared with the fresh one."""
-
-
-class StoredQuestion(NamedTuple):
-    """The stored question that vouches for an answer, or the nearest one with it where there is a `veto`, and what the
-    policy decides of it without regard to that; see `SemanticDecision`.
-    """
-
-    entry: str
-    model: str
-    text: str
-    similarity: float
-    veto: str
-    unvetoed: Decision
-    features: tuple[messages.RiskFeature, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -70,41 +54,21 @@ class Decisions:
         self._last = 0
 
     def add(
-        self, ask: messages.LookupRequest, decision: Decision, unwanted: str, stored: StoredQuestion | None
+        self, ask: messages.LookupRequest, decision: Decision, max_risk: float, shown: messages.SemanticDecision | None
     ) -> WatchedDecision | None:
-        """Keep a decision, and return it where a question was near. `unwanted` is why the client wants no answer
-        whatever the risk, "" where it wants one.
+        """Count a decision, with the risk that it was limited to, and keep what is `shown` of it under the next id.
+
+        Nothing is shown, and None returned, where no question was near.
         """
-        now, request = time.time(), None
+        request = None
         if self._what_if is not None and not ask.threshold:
-            max_risk = 0.0 if unwanted else ask.max_risk
-            request = self._what_if.count_request(decision, max_risk, decision.serve and ask.serve, now)
-        if stored is None:
+            request = self._what_if.count_request(decision, max_risk, decision.serve and ask.serve, time.time())
+        if shown is None:
             return None
-        outcome: messages.Outcome = "vetoed" if stored.unvetoed.serve else "refused"
-        if decision.serve:
-            outcome = "served" if ask.serve else "observed"
         self._last += 1
-        shown = messages.SemanticDecision(
-            id=self._last,
-            time=now,
-            key=ask.key,
-            namespace=namespace_of(ask.key),
-            entry=stored.entry,
-            model=stored.model,
-            similarity=stored.similarity,
-            veto=stored.veto,
-            features=stored.features,
-            risk=stored.unvetoed.risk,
-            limit=stored.unvetoed.limit,
-            max_risk=ask.max_risk,
-            threshold=ask.threshold or None,
-            outcome=outcome,
-            reason=stored.veto if outcome == "vetoed" else unwanted or stored.unvetoed.refusal,
-            audit=decision.audit and ask.serve,
-            question=ask.text if self._shows_questions else None,
-            stored_question=stored.text if self._shows_questions else None,
-        )
+        shown.id = self._last
+        if not self._shows_questions:
+            shown.question = shown.stored_question = None
         self._shown.append(shown)
         return WatchedDecision(shown, request)
 

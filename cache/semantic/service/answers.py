@@ -34,7 +34,7 @@ def plain_answer(body: bytes) -> str | None:
 
 
 class KnownAnswer(NamedTuple):
-    """The text of an answer, and its record as it was when the answer came."""
+    """The text of an answer, and its record."""
 
     record: Record
     text: str
@@ -61,15 +61,15 @@ class Answers:
             self._characters -= len(heard.text)
 
     def earlier(self, entry: str) -> KnownAnswer | None:
-        """The last answer that came under this entry, even if it has expired since."""
+        """The last answer that came under this entry, even if it has expired since; with its record as it was then."""
         return self._heard.get(entry)
 
-    async def of(self, record: Record) -> str | None:
+    async def of(self, record: Record) -> KnownAnswer | None:
         """None if the entry is gone. Raises StoreUnavailable if that is unknown, or it has another answer now."""
         heard = self._heard.get(record.entry)
         if heard is not None and heard.record.created == record.created:
             self._heard.move_to_end(record.entry)
-            return heard.text
+            return KnownAnswer(record, heard.text)
         if self._store is None:
             raise StoreUnavailable(f"the answer of {record.entry} was not heard here")
         kept = await self._store.entry(record.entry)
@@ -78,4 +78,4 @@ class Answers:
         if kept.created != record.created:
             raise StoreUnavailable(f"the answer of {record.entry} was computed anew")
         self.record_answer(record, text)
-        return text
+        return KnownAnswer(record, text)

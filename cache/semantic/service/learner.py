@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 import functools
 import logging
+import math
 import random
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -24,8 +25,7 @@ from cache.semantic.policy.posterior import sigmoid
 from cache.semantic.service.answers import Answers, KnownAnswer, plain_answer
 from cache.semantic.service.labels import Labels
 from cache.semantic.service.log import RecordLog
-from cache.semantic.service.lookups import Query, RunningLookups
-from cache.semantic.service.metrics import ServiceMetrics
+from cache.semantic.service.lookups import Query, RunningLookups, ServiceMetrics
 from cache.semantic.service.neighbours import AT_ONCE, Neighbours, compare_texts
 from cache.semantic.service.records import Record, Vector
 
@@ -96,7 +96,7 @@ class Learner:
         self._answers = answers
         self._judge = judge
         self._judge_share = judge_share
-        self._comparisons_left = _FIRST
+        self._most_comparisons = self._comparisons_left = _FIRST if judge_share < 1.0 else math.inf
         self._judge_slots = asyncio.Semaphore(_JUDGED_AT_ONCE)
         self._log = shared
         self._capacity = capacity
@@ -159,12 +159,14 @@ class Learner:
         await self._remove([entry], announced=True)
         return was_there
 
-    async def discard(self, records: Sequence[Record]) -> None:
-        """Remove records that other processes remove by themselves, but none of a newer answer."""
+    async def discard(self, is_unwanted: Callable[[Record], bool]) -> None:
+        """Remove records that other processes remove by themselves, while lookups go on, but none of a newer answer."""
+        records = list(self.neighbours.records)
         for start in range(0, len(records), AT_ONCE):
-            some = records[start : start + AT_ONCE]
+            some = filter(is_unwanted, records[start : start + AT_ONCE])
             if entries := [record.entry for record in some if not self._is_replaced(record)]:
                 await self._remove(entries, announced=False)
+            await asyncio.sleep(0)
 
     async def _remove(self, entries: Sequence[str], announced: bool) -> None:
         for entry in entries:
@@ -214,8 +216,7 @@ class Learner:
         found = self._answers.earlier(note.entry)
         if found is None and (record := self.neighbours.same_form(note.partition, note.text)) is not None:
             with contextlib.suppress(StoreUnavailable):  # it has another answer now, which is reported as well
-                if (text := await self._answers.of(record)) is not None:
-                    found = KnownAnswer(record, text)
+                found = await self._answers.of(record)
         if found is None or (found.record.model, found.record.generation) != (note.model, note.generation):
             return None
         return found if found.record.created != note.created else None
@@ -289,8 +290,6 @@ class Learner:
 
     def _may_judge(self) -> bool:
         """Takes one comparison from those that are left to a judge with a cost."""
-        if self._judge_share >= 1.0:
-            return True
         may = self._comparisons_left >= 1.0
         self._comparisons_left -= may
         return may
@@ -301,8 +300,8 @@ class Learner:
         Answers recomputed meanwhile or unreadable are left out.
         """
         fresh, query = comparison.record, comparison.query
-        found = await self._texts_of(comparison.others)
-        self._comparisons_left = min(_FIRST, self._comparisons_left + self._judge_share)
+        found = await self._known(comparison.others)
+        self._comparisons_left = min(self._most_comparisons, self._comparisons_left + self._judge_share)
         # The choice does not depend on the verdict, so the verdicts are an unbiased sample.
         if found and not (query and query.is_audit) and not self._may_judge():
             self.figures.counts["unjudged"] += 1
@@ -318,22 +317,22 @@ class Learner:
                 verdicts[record.entry] = same
         return verdicts
 
-    async def _texts_of(self, others: Sequence[Record]) -> list[tuple[Record, str]]:
-        """The first of each distinct answer, of those that still exist, as many as are compared; with their texts."""
+    async def _known(self, others: Sequence[Record]) -> list[KnownAnswer]:
+        """The first of each distinct answer, of those that still exist, as many as are compared."""
         chosen: dict[str, Record] = {}
         for record in others:
             kept = self.neighbours.records.get(record.entry)
             if kept is not None and kept.created == record.created:
                 chosen.setdefault(kept.answer, kept)
-        texts = []
+        answers = []
         for record in list(chosen.values())[: COMPARED_ANSWERS if self._judge_share >= 1.0 else 1]:
             with contextlib.suppress(StoreUnavailable):  # what it says is not known now
-                text = await self._answers.of(record)
-                if text is not None:
-                    texts.append((record, text))
+                answer = await self._answers.of(record)
+                if answer is not None:
+                    answers.append(answer)
                 elif not self._is_replaced(record):
                     await self.forget(record.entry)
-        return texts
+        return answers
 
     async def _conclude(self, comparison: Comparison, verdicts: dict[str, bool | None]) -> None:
         fresh, query = comparison.record, comparison.query
@@ -350,7 +349,9 @@ class Learner:
         for record in equal:
             # Equal answers may belong to different questions: "Yes." answers many.
             if record.namespace != fresh.namespace and compare_texts(fresh.text, [record.text]).place is not None:
-                await self._confirm(record, fresh.namespace)
+                kept = self.neighbours.confirm(record, fresh.namespace)
+                if kept is not None and self._log is not None:
+                    self._log.save(kept, await self._embedder.embed(kept.text), replaces=True)
 
     def _update(self, comparison: Comparison, **found: str | float) -> None:
         """Sets what the judge has found out, also where the record is stored already."""
@@ -358,11 +359,6 @@ class Learner:
         kept = self.neighbours.records.change(record.entry, record.created, **found)
         if kept is not None and self._log is not None:
             self._log.save(kept, comparison.vector, replaces=True)
-
-    async def _confirm(self, record: Record, namespace: str) -> None:
-        kept = self.neighbours.confirm(record, namespace)
-        if kept is not None and self._log is not None:
-            self._log.save(kept, await self._embedder.embed(kept.text), replaces=True)
 
     def _is_replaced(self, record: Record) -> bool:
         """Whether the entry has another answer now."""

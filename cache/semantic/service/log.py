@@ -14,7 +14,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 from redis.exceptions import RedisError
@@ -49,13 +49,6 @@ Kind = Literal["put", "remove", "wrong", "label"]
 def _nothing() -> None: ...
 
 
-class _Write(NamedTuple):
-    """A command, and what to do if Redis refuses it."""
-
-    command: Command
-    lost: Callable[[], None]
-
-
 class Event(msgspec.Struct, frozen=True, array_like=True):
     """What the process `origin` did: to an entry, or it has learned a label.
 
@@ -86,7 +79,8 @@ class RecordLog:
         self._encoder = encoder
         self._dimensions = dimensions
         self._encryption = encryption
-        self._waiting: deque[_Write] = deque()
+        # Commands, each with what to do if Redis refuses it.
+        self._waiting: deque[tuple[Command, Callable[[], None]]] = deque()
         self._has_waiting = asyncio.Event()
         self._number = 0
 
@@ -193,30 +187,27 @@ class RecordLog:
         """Write everything now. Raises StoreUnavailable."""
         while self._waiting:
             batch = list(itertools.islice(self._waiting, _WRITES_PER_BATCH))
-            events = [write for write in batch if write.command[0] == "XADD"]
-            # Events after everything else: another server may have what they are about.
-            refused = await self._written([write for write in batch if write.command[0] != "XADD"])
-            refused += await self._written(events)
+            refused: list[tuple[Callable[[], None], RedisError]] = []
+            for are_events in (False, True):  # the events last: another server may have what they are about
+                writes = [(command, lost) for command, lost in batch if (command[0] == "XADD") == are_events]
+                replies = await self._replies(*[await self._sealed(command) for command, _ in writes])
+                found = zip(writes, replies, strict=True)
+                refused += [(lost, reply) for (_, lost), reply in found if isinstance(reply, RedisError)]
             for _ in batch:
                 self._waiting.popleft()
-            for write, _ in refused:
+            for lost, _ in refused:
                 self.dropped += 1
-                write.lost()
+                lost()
             if refused:
                 log.warning("redis refused %d of %d writes: %s", len(refused), len(batch), refused[0][1])
         self._has_waiting.clear()
-
-    async def _written(self, writes: Sequence[_Write]) -> list[tuple[_Write, RedisError]]:
-        """The writes that Redis refused."""
-        replies = await self._replies(*[await self._sealed(write.command) for write in writes])
-        return [(each, reply) for each, reply in zip(writes, replies, strict=True) if isinstance(reply, RedisError)]
 
     def _write(self, *command: str | bytes | int | float, lost: Callable[[], None] = _nothing) -> None:
         if len(self._waiting) >= _MAX_WAITING:
             self.dropped += 1
             lost()
             return
-        self._waiting.append(_Write(command, lost))
+        self._waiting.append((command, lost))
         self._has_waiting.set()
 
     async def _sealed(self, command: Command) -> Command:

@@ -1,12 +1,12 @@
-"""Lookups that run, whose answer is still to come, or that may still be judged wrong."""
+"""Lookups that run, whose answer is still to come, or that may still be judged wrong; and what is counted of them."""
 
 import asyncio
 import contextlib
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from cache.semantic.policy.policy import Decision, Evidence
 
 _MOST = 4096
 _MAX_SECONDS = 0.05
-_REGENERATE_SECONDS = 10.0
+_TIMES_KEPT = 1000
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -54,11 +54,6 @@ class Query:
     def is_audit(self) -> bool:
         """Whether the upstream is asked although the answer could be served."""
         return self.decision is not None and self.decision.audit
-
-    @property
-    def was_just_served(self) -> bool:
-        """Whether a repeat counts as a rejection of the served answer."""
-        return time.monotonic() - self.time <= _REGENERATE_SECONDS
 
 
 class RunningLookups:
@@ -99,3 +94,28 @@ class RunningLookups:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_MAX_SECONDS):
                 await self._none_runs.wait()
+
+
+class ServiceMetrics:
+    """Counts since the start, and the last thousand times of each step, in seconds."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.vetoes: Counter[str] = Counter()
+        self.times: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_TIMES_KEPT))
+
+    @contextlib.contextmanager
+    def timing(self, step: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.times[step].append(time.perf_counter() - began)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Times in milliseconds."""
+        times = {step: _summary(times) for step, times in self.times.items()}
+        return {**self.counts, "vetoed": dict(self.vetoes), "milliseconds": times}
+
+
+def _summary(times: deque[float]) -> dict[str, float]:
+    ordered = sorted(times)
+    return {name: round(1000 * ordered[int(share * len(ordered))], 3) for name, share in (("p50", 0.5), ("p99", 0.99))}

@@ -22,7 +22,6 @@ _TEXTS_KEPT = 16_384
 # Entries in all, and compared ones: a search takes half a millisecond, as long as a switch to the thread and back.
 _SEARCHED_AT_ONCE = 20_000
 _COMPARED_AT_ONCE = 2_000
-_LOOKED_AT_AT_ONCE = 1000
 AT_ONCE = 16
 """Records that come or go while lookups wait: their normal forms take a millisecond."""
 _COMMONS = "*"
@@ -126,16 +125,6 @@ class Neighbours:
         if kept is None or namespace in kept.confirmed or len(kept.confirmed) >= self._confirmations:
             return None
         return self.records.change(record.entry, record.created, confirmed=(*kept.confirmed, namespace))
-
-    async def chosen(self, is_chosen: Callable[[Record], bool]) -> list[Record]:
-        """Such records; lookups go on meanwhile."""
-        found = []
-        for number, record in enumerate(self.records):
-            if is_chosen(record):
-                found.append(record)
-            if number % _LOOKED_AT_AT_ONCE == 0:
-                await asyncio.sleep(0)
-        return found
 
     async def bound(self, most: int) -> None:
         """Removes what has expired, and the least recently used ones here until `most` are left."""

@@ -76,7 +76,7 @@ class Records:
         return len(self._by_entry)
 
     def __iter__(self) -> Iterator[Record]:
-        return iter(list(self._by_entry.values()))
+        return iter(self._by_entry.values())
 
     def get(self, entry: str) -> Record | None:
         return self._by_entry.get(entry)

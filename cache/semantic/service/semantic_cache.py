@@ -3,11 +3,12 @@
 import asyncio
 import itertools
 import secrets
+import time
 
 from cache.entries.key import namespace_of
 from cache.semantic import messages
 from cache.semantic.embedding.embedder import Embedder
-from cache.semantic.inspection.decisions import MIN_SIMILARITY, Decisions, StoredQuestion
+from cache.semantic.inspection.decisions import MIN_SIMILARITY, Decisions
 from cache.semantic.judge.repeatability import is_unrepeatable, repeatable
 from cache.semantic.policy.policy import NEIGHBOURS, Decision, Policy, ThresholdPolicy
 from cache.semantic.service.learner import Learner
@@ -16,6 +17,8 @@ from cache.semantic.service.neighbours import Candidate, Neighbour, candidate_of
 from cache.semantic.service.records import Record, Vector
 
 _LONG_TEXT = 120
+# A repeat within this time counts as a rejection of the served answer.
+_REGENERATE_SECONDS = 10.0
 
 
 class SemanticCache:
@@ -66,7 +69,7 @@ class SemanticCache:
                 self.decisions.forget_texts((message.entry,))
             case messages.Purged():
                 if not self._shares_purges:  # else they come from the store that gateways share
-                    await self._learner.discard(await self._neighbours.chosen(lambda each: _is_purged(each, message)))
+                    await self._learner.discard(lambda record: _is_purged(record, message))
                 self.decisions.forget_texts()
         return None
 
@@ -78,7 +81,7 @@ class SemanticCache:
 
     async def _find(self, ask: messages.LookupRequest) -> messages.LookupHit | messages.LookupMiss:
         served = self._served.get(ask.key)
-        if served is not None and served.was_just_served:
+        if served is not None and time.monotonic() - served.time <= _REGENERATE_SECONDS:
             self._complain(ask.key)
         if ask.key not in self._rejected and (same := self._same_form(ask)):
             self.figures.counts["normalized" if ask.serve else "observed_normalized"] += 1
@@ -87,13 +90,13 @@ class SemanticCache:
         with self.figures.timing("embed"):
             vector = await self._embedder.embed(ask.text)
         with self.figures.timing("search"):
-            near, are_all = await self._near(ask.partition, vector)
-        if not are_all:
+            near, has_unrepeatable = await self._near(ask.partition, vector)
+        if has_unrepeatable:
             self.figures.counts["unrepeatable"] += 1
         candidate = None
         if near:
             with self.figures.timing("compare"):
-                candidate = await self._candidate(ask.text, near)
+                candidate = await self._candidate(ask, near)
         return self._decide(ask, vector, candidate)
 
     def _same_form(self, ask: messages.LookupRequest | messages.ExplainRequest) -> Record | None:
@@ -101,21 +104,23 @@ class SemanticCache:
         return None if record is None or is_unrepeatable(self._labels.errors, record) else record
 
     async def _near(self, partition: str, vector: Vector) -> tuple[list[Neighbour], bool]:
-        """The neighbours of a question whose answers may go to its tenant, nearest first.
-
-        And whether these are all, or there are others, whose answers differ each time that they are asked.
+        """The neighbours of a question whose answers may go to its tenant, nearest first; and whether some were left
+        out, because their answers probably differ each time that they are asked.
         """
         near, namespace = await self._neighbours.near(partition, vector), namespace_of(partition)
         near = [each for each in near if self._neighbours.may_answer(each.record, namespace)][:NEIGHBOURS]
         are_repeatable = repeatable(self._labels.errors, near)
-        return list(itertools.compress(near, are_repeatable)), all(are_repeatable)
+        return list(itertools.compress(near, are_repeatable)), not all(are_repeatable)
 
-    async def _candidate(self, text: str, near: list[Neighbour]) -> Candidate:
+    async def _candidate(
+        self, ask: messages.LookupRequest | messages.ExplainRequest, near: list[Neighbour]
+    ) -> Candidate:
         """Counts the votes which answer is meant, and compares the text with the questions that have it."""
-        evidence = self._labels.policy.vote([(record.answer, similarity) for record, similarity in near])
-        if len(text) > _LONG_TEXT:  # reading takes milliseconds: in a thread
-            return await asyncio.to_thread(candidate_of, text, near, evidence)
-        return candidate_of(text, near, evidence)
+        evidence = self._policy(ask).vote([(record.answer, similarity) for record, similarity in near])
+        # Reading a long text takes milliseconds; an operator's question can wait for a thread as well.
+        if len(ask.text) > _LONG_TEXT or isinstance(ask, messages.ExplainRequest):
+            return await asyncio.to_thread(candidate_of, ask.text, near, evidence)
+        return candidate_of(ask.text, near, evidence)
 
     def _policy(self, ask: messages.LookupRequest | messages.ExplainRequest) -> Policy:
         return ThresholdPolicy(ask.threshold) if ask.threshold else self._labels.policy
@@ -131,8 +136,10 @@ class SemanticCache:
         # What a veto forbids is only counted, and named, where it would be served without.
         unvetoed = policy.assess(candidate.evidence, max_risk) if candidate and candidate.veto else None
         decision = policy.decide(evidence, max_risk, compares=not ask.serve)
-        stored = candidate and self._stored(policy, candidate, unvetoed or decision)
-        watched = self.decisions.add(ask, decision, unwanted, stored)
+        shown = None
+        if candidate is not None and candidate.neighbour.similarity >= MIN_SIMILARITY:
+            shown = _shown(ask, candidate, policy, unvetoed or decision, unwanted)
+        watched = self.decisions.add(ask, decision, max_risk, shown)
         # With a threshold of its own a request is outside the budget: it spends nothing, and is no label.
         learned = None if ask.threshold else evidence
         entry = "" if candidate is None or candidate.veto else candidate.neighbour.record.entry
@@ -144,38 +151,28 @@ class SemanticCache:
         if candidate is None:
             return messages.LookupMiss(number)
         record, similarity = candidate.neighbour
+        found = number, similarity, None if evidence is None else decision.risk, record.entry, record.created
         if not decision.serve:
             veto = candidate.veto if unvetoed is not None and unvetoed.serve else ""
             if veto:
                 self.figures.vetoes[veto] += 1
-            risk = None if evidence is None else decision.risk
-            return messages.LookupMiss(number, similarity, risk, record.entry, record.created, veto)
+            return messages.LookupMiss(*found, veto)
         self.figures.counts["served" if ask.serve else "observed"] += 1
         self._note_hit(query)
-        return messages.LookupHit(
-            number, similarity, decision.risk, record.entry, record.created, layer="semantic", audit=decision.audit
-        )
-
-    def _stored(self, policy: Policy, candidate: Candidate, unvetoed: Decision) -> StoredQuestion | None:
-        """The candidate's question for an operator; None where it is not near."""
-        (record, similarity), evidence, veto, _ = candidate
-        if similarity < MIN_SIMILARITY:
-            return None
-        features = policy.features(evidence)
-        return StoredQuestion(record.entry, record.model, record.text, similarity, veto, unvetoed, features)
+        return messages.LookupHit(*found, layer="semantic", audit=decision.audit)
 
     async def explain(self, ask: messages.ExplainRequest) -> messages.Explanation:
         """What a lookup would say, and of which neighbours. Raises EmbedderBusy and EmbeddingError."""
         if same := self._same_form(ask):
             reason = "the same question was asked, written differently"
             return messages.Explanation("normalized", same.entry, 0.0, reason)
-        near, are_all = await self._near(ask.partition, await self._embedder.embed(ask.text))
+        near, has_unrepeatable = await self._near(ask.partition, await self._embedder.embed(ask.text))
         if not near:
             reason = "nothing was asked in the same context: system prompt, tools, parameters"
-            if not are_all:
+            if has_unrepeatable:
                 reason = "answers to such questions differ each time that they are asked"
             return messages.Explanation("", "", None, reason)
-        candidate, policy = await self._candidate(ask.text, near), self._policy(ask)
+        candidate, policy = await self._candidate(ask, near), self._policy(ask)
         evidence, entry = candidate.evidence, candidate.neighbour.record.entry
         decision = policy.assess(evidence, ask.max_risk)
         reason = policy.reason(evidence, decision, ask.max_risk)
@@ -201,8 +198,8 @@ class SemanticCache:
 
     def report_wrong_answer(self, entry: str) -> int:
         """Learns that the last serving of an entry was wrong; returns how many labels."""
-        key = next((key for key, served in reversed(self._served.items()) if served.entry == entry), "")
-        return self._complain(key)
+        keys = [key for key, served in self._served.items() if served.entry == entry]
+        return self._complain(keys[-1]) if keys else 0
 
     def _note_hit(self, query: Query) -> None:
         """The answer goes to the client, if there is one that still waits."""
@@ -220,6 +217,38 @@ class SemanticCache:
         if served.watched is not None:
             served.watched.complained()
         return int(self._learner.add_label(served, False, "user"))
+
+
+def _shown(
+    ask: messages.LookupRequest, candidate: Candidate, policy: Policy, unvetoed: Decision, unwanted: str
+) -> messages.SemanticDecision:
+    """A decision as an operator sees it. `unvetoed` is what is decided without regard to a veto, and `unwanted` why the
+    client wants no answer whatever the risk, "" where it wants one.
+    """
+    record, similarity = candidate.neighbour
+    outcome: messages.Outcome = "refused"
+    if unvetoed.serve:
+        outcome = "vetoed" if candidate.veto else "served" if ask.serve else "observed"
+    return messages.SemanticDecision(
+        id=0,
+        time=time.time(),
+        key=ask.key,
+        namespace=namespace_of(ask.key),
+        entry=record.entry,
+        model=record.model,
+        similarity=similarity,
+        veto=candidate.veto,
+        features=policy.features(candidate.evidence),
+        risk=unvetoed.risk,
+        limit=unvetoed.limit,
+        max_risk=ask.max_risk,
+        threshold=ask.threshold or None,
+        outcome=outcome,
+        reason=candidate.veto if outcome == "vetoed" else unwanted or unvetoed.refusal,
+        audit=unvetoed.audit and ask.serve,
+        question=ask.text,
+        stored_question=record.text,
+    )
 
 
 def _is_purged(record: Record, note: messages.Purged) -> bool:

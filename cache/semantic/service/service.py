@@ -4,14 +4,12 @@ import asyncio
 import contextlib
 import functools
 import random
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
-from cache.semantic.embedding.embedder import Embedder, Embedders, open_embedder, open_embedders
+from cache.semantic.embedding.embedder import Embedders, open_embedder, open_embedders
 from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.embedding.model_files import DEFAULT
 from cache.semantic.embedding.server import EmbeddingServer
@@ -22,7 +20,7 @@ from cache.semantic.judge.embedding_judge import EmbeddingJudge, coefficients_di
 from cache.semantic.judge.error_rates import PRIOR_ERROR, ErrorRates
 from cache.semantic.judge.judge import Judge
 from cache.semantic.judge.llm_judge import open_llm_judge
-from cache.semantic.messages import LookupHit, LookupRequest, Note, Refused, Reply, Request, Stats, StatsRequest
+from cache.semantic.messages import Refused, Stats
 from cache.semantic.normal_form.english import load as load_words
 from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.policy import Policy, ThresholdPolicy
@@ -34,14 +32,13 @@ from cache.semantic.service.log import RecordLog
 from cache.semantic.service.neighbours import Neighbours
 from cache.semantic.service.records import Record
 from cache.semantic.service.semantic_cache import SemanticCache
-from cache.semantic.service.server import serving
+from cache.semantic.service.server import SHARE_FOR_ASKING, Service
 from cache.semantic.service.sharing import Sharing
 from cache.semantic.wording.language import load as load_languages
 from cache.stores.encryption import encryption_with
 from cache.stores.memory import MemoryStore
 from cache.stores.redis_store import open_redis_store, open_topology
 from telemetry.tracing.opening import open_tracing
-from telemetry.tracing.span import Tracing
 
 Load = Callable[[str, str | None], Encoder]
 
@@ -49,56 +46,8 @@ _SERVICE = "keepgate-semantic-cache"
 _STORE_DEADLINE = 2.0
 _TICK = 0.5
 _STUCK_SECONDS = 1.0
-# Notes that wait for the model, the newest; as many wait in a gateway for the process.
-_MAX_EARLY = 1000
-# Shares of the gateway's deadline. A lookup that would wait longer for the embedding model is refused at once, and one
-# that has taken so long is refused as late: a gateway without any reply marks the process as unavailable.
+# Of the gateway's deadline: a lookup that would wait longer for the embedding model is refused at once.
 _SHARE_FOR_WAITING = 0.5
-_SHARE_FOR_ASKING = 0.8
-
-
-class Service:
-    """Passes messages to the semantic cache. Until there is one, questions are refused and notes wait."""
-
-    def __init__(self, config: Config, tracing: Tracing) -> None:
-        self.socket = Path(config.socket)
-        self._model = config.model_url or config.model
-        self._tracing = tracing
-        self._patience = config.deadline * _SHARE_FOR_ASKING
-        self._cache: SemanticCache | None = None
-        self._describe: Callable[[], Stats | Refused] = lambda: Refused("")
-        self._early: deque[Note] = deque(maxlen=_MAX_EARLY)
-
-    async def begin(self, cache: SemanticCache, describe: Callable[[], Stats | Refused]) -> None:
-        """Takes the notes that waited; from then on questions are answered."""
-        while self._early:
-            await cache.handle(self._early.popleft())
-        self._cache, self._describe = cache, describe
-
-    def end(self) -> None:
-        """From now on questions are refused."""
-        self._cache = None
-
-    async def handle(self, message: Request | Note) -> Reply | None:
-        """The reply to a question; that to a note is not sent. Raises CacheError if the cache fails."""
-        if self._cache is None:
-            if isinstance(message, Note):
-                self._early.append(message)
-                return None
-            return Refused(f"the semantic cache is not ready: it waits for {self._model}")
-        if isinstance(message, StatsRequest):
-            return self._describe()
-        if not isinstance(message, LookupRequest):
-            return await self._cache.handle(message)
-        with self._tracing.begin({"traceparent": message.traceparent}, "semantic_cache.lookup") as span:
-            try:
-                async with asyncio.timeout(self._patience if message.serve else None):
-                    reply = await self._cache.ask(message)
-            except TimeoutError:
-                span.fail("timeout")
-                return Refused("the semantic cache: not in time")
-            span.set({"keepgate.semantic.found": reply.layer if isinstance(reply, LookupHit) else "none"})
-            return reply
 
 
 @asynccontextmanager
@@ -114,27 +63,20 @@ async def open_service(config: Config, load: Load) -> AsyncIterator[Service]:
             open_tracing(_SERVICE, endpoint=config.traces_endpoint, file=config.traces_file, share=0.0)
         )
         service = Service(config, tracing)
-        await stack.enter_async_context(serving(service.socket, service.handle))
+        await stack.enter_async_context(service.listening())
         await asyncio.to_thread(load_words)
         await asyncio.to_thread(load_languages)
         source: EmbeddingServer | Callable[[], Encoder] = functools.partial(load, config.model, config.model_prompt)
         if config.model_url:
             source = EmbeddingServer(config.model_url, config.model, config.model_key, config.model_prompt or "")
-        waiting, asking = config.deadline * _SHARE_FOR_WAITING, config.deadline * _SHARE_FOR_ASKING
+        waiting, asking = config.deadline * _SHARE_FOR_WAITING, config.deadline * SHARE_FOR_ASKING
         embedders = await stack.enter_async_context(open_embedders(source, waiting, asking))
-        judging = embedders.background
+        embedder, patient, model = embedders.lookups, embedders.background, embedders.lookups.model
+        judging = patient
         is_default = config.model == DEFAULT and not config.model_url and config.model_prompt is None
         if config.judge == EMBEDDING and not is_default:  # its coefficients are fitted to the default model
             encoder = await asyncio.to_thread(load, DEFAULT, None)
             judging = await stack.enter_async_context(open_embedder(encoder, patient=True))
-        await stack.enter_async_context(_running(config, embedders, judging, service))
-        yield service
-
-
-@asynccontextmanager
-async def _running(config: Config, embedders: Embedders, judging: Embedder, service: Service) -> AsyncIterator[None]:
-    embedder, patient, model = embedders.lookups, embedders.background, embedders.lookups.model
-    async with contextlib.AsyncExitStack() as stack:
         encryption = encryption_with(config.encryption_keys)
         store, shared = None, None
         if config.redis:
@@ -180,7 +122,7 @@ async def _running(config: Config, embedders: Embedders, judging: Embedder, serv
             running = [group.create_task(work) for work in works]
             await service.begin(cache, describe)
             try:
-                yield
+                yield service
             finally:
                 service.end()
                 for task in running:
@@ -207,7 +149,7 @@ async def _maintain(cache: SemanticCache, learner: Learner, store: ExactCache | 
         await learner.neighbours.bound(config.capacity)
         if store is not None and store.purges != purges:
             purges = store.purges
-            await learner.discard(await learner.neighbours.chosen(lambda record: not _counts(store, record)))
+            await learner.discard(lambda record: not _counts(store, record))
             cache.decisions.forget_texts()
 
 

@@ -9,7 +9,8 @@ import msgspec
 from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.policy.policy import Decision, Evidence, ThresholdPolicy
 from cache.semantic.service.config import Config
-from cache.semantic.service.service import Service, open_service
+from cache.semantic.service.server import Service
+from cache.semantic.service.service import open_service
 from gateway.settings.cache import SemanticSettings
 from gateway.settings.upstreams import UpstreamSettings
 from gateway.upstreams.mock import MockUpstream

@@ -9,8 +9,8 @@ import numpy as np
 
 from cache.semantic.index.index import VectorIndex
 from cache.semantic.index.partition import Thresholds
-from cache.semantic.inspection.decisions import KEPT, Decisions, StoredQuestion
-from cache.semantic.messages import LookupRequest
+from cache.semantic.inspection.decisions import KEPT, Decisions
+from cache.semantic.messages import LookupRequest, SemanticDecision
 from cache.semantic.normal_form.english import load as load_words
 from cache.semantic.policy.policy import Decision, ThresholdPolicy
 from cache.semantic.service.neighbours import Candidate, Neighbour, Neighbours, candidate_of
@@ -94,8 +94,27 @@ async def test_many_records_are_removed_beside_lookups() -> None:
         ask, stored = (f"{tenant}.{number:032x}" for tenant in "ab")
         request = LookupRequest(ask, "a.context", "Why?", 1.0, True)
         decision = Decision(True, 0.1)
-        near = StoredQuestion(stored, "mock", "Why not?", 0.9, "", decision, ())
-        decisions.add(request, decision, "", near)
+        shown = SemanticDecision(
+            id=0,
+            time=0.0,
+            key=ask,
+            namespace="a",
+            entry=stored,
+            model="mock",
+            similarity=0.9,
+            veto="",
+            features=(),
+            risk=0.1,
+            limit=None,
+            max_risk=1.0,
+            threshold=None,
+            outcome="served",
+            reason="",
+            audit=False,
+            question="Why?",
+            stored_question="Why not?",
+        )
+        decisions.add(request, decision, 1.0, shown)
     neighbours = Neighbours(VectorIndex(4), removed=decisions.forget_texts)
 
     async def took(count: int) -> float:
