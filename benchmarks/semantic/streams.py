@@ -47,7 +47,7 @@ _MIN_HITS_OF_A_POOR_JUDGE = {"all of Banking77": 0.45, "all of CLINC150": 0.55}
 _JUDGE = StreamJudge("errs", JudgeError(recall=0.98, false_same=0.01))
 _POOR_JUDGE = StreamJudge("recall .90, false same .02", JudgeError(recall=0.90, false_same=0.02))
 _OTHER_JUDGES = (
-    StreamJudge("never errs", JudgeError()),
+    StreamJudge("never errs", JudgeError(1.0, 0.0)),
     StreamJudge("recall .95, false same .005", JudgeError(recall=0.95, false_same=0.005)),
     # What a model is unsure of counts as different.
     StreamJudge("unsure of 15 %, of 50 % of what differs", JudgeError(recall=0.98 * 0.85, false_same=0.01 * 0.5)),

@@ -4,11 +4,13 @@ It runs as a process of its own (service), which the gateway asks through client
 question.py says what of a request may differ. Why a neighbour is served, by the functions of a lookup:
 
 1. `SemanticCache._find` in service/semantic_cache.py looks for the same question written differently (normal_form),
-   embeds the question (embedding), finds its neighbours (index), and leaves out those whose answers differ each time
-   that they are asked (judge/repeatability.py).
-2. `evidence_of` in policy/posterior.py counts the votes of the neighbours for their answers; one answer wins.
-3. `compare` in wording/comparison.py compares the question with those that have this answer. A veto forbids the answer;
-   else one of these questions vouches for it, and what differs is evidence.
+   embeds the question (embedding), finds its neighbours (index), and leaves out those whose answers may not go to this
+   tenant, or probably disagree with each other (judge/repeatability.py): all, if the question itself is of that kind.
+2. `SemanticCache._candidate` has the policy count the votes of the neighbours for their answers (`evidence_of` in
+   policy/posterior.py); one answer wins.
+3. `candidate_of` in service/neighbours.py compares the question with those that have this answer (`compare` in
+   wording/comparison.py). A veto forbids the answer; else one of these questions vouches for it, and what differs is
+   evidence.
 4. `BudgetPolicy.decide` in policy/budget.py makes a risk of the evidence, and serves the answer if the risk is within
    the limit. It draws audits as well.
 

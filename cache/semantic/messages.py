@@ -152,7 +152,9 @@ class RefreshRequested(msgspec.Struct, frozen=True, array_like=True, tag="retrie
 
 
 class HitDiscarded(msgspec.Struct, frozen=True, array_like=True, tag="unused"):
-    """A note: what was found for a request was not served after all."""
+    """A note: what was found for a request was not served after all, or its client does not wait any more for a lookup
+    that may still run.
+    """
 
     key: str
 

@@ -52,7 +52,7 @@ def test_a_stream_is_served_within_delta() -> None:
     vectors = chance.normal(size=(20, 32))[answers] + 0.7 * chance.normal(size=(answers.size, 32))
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     stream = Stream(Questions(("",) * answers.size, answers), vectors.astype(np.float32))
-    outcome = serve_by_vcache(stream, stream.order(0), 0.05, StreamJudge("never errs", JudgeError()), 0)
+    outcome = serve_by_vcache(stream, stream.order(0), 0.05, StreamJudge("never errs", JudgeError(1.0, 0.0)), 0)
     assert outcome.hits > 0.1
     assert outcome.wrong <= 0.05
     assert outcome.audits == 0.0

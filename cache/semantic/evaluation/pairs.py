@@ -114,7 +114,7 @@ def served_by_policy(evidence: Sequence[FeatureVector], same: Flags, allowed: Fl
             continue
         posterior = Posterior()
         for place in taught[:MAX_LABELS]:
-            posterior.learn(evidence[place], bool(same[place]), JudgeError())
+            posterior.learn(evidence[place], bool(same[place]), JudgeError(1.0, 0.0))
         risks = np.array([posterior.wrong(features, DEVIATIONS) for features in evidence])
         limit = _limit(risks[taught], same[taught], delta * len(known), max_risk(delta))
         served[asked] = allowed[asked] & (risks[asked] <= limit)

@@ -16,8 +16,9 @@ from cache.semantic.index.table import Floats, Rows, RowTable
 # Candidates beyond those requested: 8-bit codes put nearly equal neighbours into a wrong order.
 _MARGIN = 16
 # What Python takes beside the table, the lists and the dicts: of an entry its row in the dict and in an array and an id
-# of 32 characters, of a partition its object, its array and a name of 40 characters. CPython 3.11.
-_ENTRY_BYTES = 125
+# (a namespace of 20 characters, a dot and 32 digits), of a partition its object, its array and a name of 40 characters.
+# CPython 3.11.
+_ENTRY_BYTES = 146
 _PARTITION_BYTES = 540
 
 

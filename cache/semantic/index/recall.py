@@ -21,8 +21,8 @@ class RecallWatch:
     """Compares one search at a time with all rows of its partition; others meanwhile are not compared.
 
     `share` of the searches are compared, in `background`, while that takes no more than `load` of one core. It takes
-    the lock for some rows at a time, and ends after some rows when `closing` is set. Rows that change places meanwhile
-    may be missed, which makes recall look better only if one of them was the nearest.
+    the lock for some rows at a time, and ends after some rows when `closing` is set. Rows that are removed meanwhile
+    are not compared, which makes recall look better only if one of them was the nearest.
     """
 
     def __init__(

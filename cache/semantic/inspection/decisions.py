@@ -12,8 +12,6 @@ from cache.semantic.policy.policy import Decision
 
 KEPT = 500
 """Decisions of one process."""
-MIN_SIMILARITY = 0.5
-"""Below it, a stored question is not near: its answer is not even compared with the fresh one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +22,7 @@ class WatchedDecision:
     request: CountedRequest | None
 
     def judged(self, verdicts: Mapping[str, bool | None]) -> None:
-        """The judge's verdicts on the fresh answer, None where it was unsure, by the entry that it is compared with."""
+        """The judge's verdicts on the fresh answer, None where it gave none, by the entry that it is compared with."""
         if self.shown.entry not in verdicts:
             return
         same = verdicts[self.shown.entry]

@@ -30,24 +30,26 @@ _AT_ONCE = 20
 class CountedRequest:
     """A request as every delta counts it, at `time` in Unix seconds.
 
-    `decision` is the policy's, and says that an answer which was not served is audited: each such one is judged.
-    `same` is the judgement, None before it is known. `hits` are, by delta that would have served it, the tallies that
-    it is counted in.
+    `is_drawn` says whether its answer is judged, as each one that was not served is, and `chance` with which
+    probability that was drawn. `same` is the judgement, None before it is known. `hits` are, by delta that would have
+    served it, the tallies that it is counted in.
     """
 
     decision: Decision
     max_risk: float
     time: float
+    is_drawn: bool
+    chance: float
     same: bool | None = None
     hits: dict[float, list[Tally]] = field(default_factory=dict)
 
     def judge(self, same: bool) -> None:
         """Count the judgement of its answer. One that nobody has drawn counts nowhere: it is no sample."""
-        if self.same is None and self.decision.audit:
+        if self.same is None and self.is_drawn:
             self.same = same
             for tallies in self.hits.values():
                 for tally in tallies:
-                    tally.count_audit(same, self.decision.audit_chance)
+                    tally.count_audit(same, self.chance)
 
 
 class Account:
@@ -59,7 +61,7 @@ class Account:
         self.steps: dict[Step, dict[int, Tally]] = {step: {} for step in _STEPS_KEPT}
         self._ledger = Ledger(delta)
 
-    def count_request(self, request: CountedRequest) -> list[Tally]:
+    def count(self, request: CountedRequest) -> list[Tally]:
         """Count a request, once, and return the tallies with it if it would have been a hit, else none."""
         decision = request.decision
         self.since = request.time if self.since is None else self.since
@@ -73,7 +75,7 @@ class Account:
             tallies.append(steps.setdefault(int(request.time) // step, Tally()))
             if len(steps) > _STEPS_KEPT[step]:
                 del steps[next(iter(steps))]
-        counted = decision if decision.serve == is_hit else replace(decision, serve=is_hit)
+        counted = replace(decision, serve=is_hit, audit=request.is_drawn, audit_chance=request.chance)
         for tally in tallies:
             tally.count_request(counted)
         return tallies if is_hit else []
@@ -95,11 +97,10 @@ class WhatIf:
 
     def count_request(self, decision: Decision, max_risk: float, was_served: bool, time: float) -> CountedRequest:
         """Count a request that the policy has decided."""
-        if not was_served:
-            decision = replace(decision, audit=True, audit_chance=1.0)
-        request = CountedRequest(decision, max_risk, time)
+        is_drawn, chance = (decision.audit, decision.audit_chance) if was_served else (True, 1.0)
+        request = CountedRequest(decision, max_risk, time, is_drawn, chance)
         for delta, account in self._accounts.items():
-            if tallies := account.count_request(request):
+            if tallies := account.count(request):
                 request.hits[delta] = tallies
         self._kept.append(request)
         return request
@@ -132,9 +133,9 @@ class WhatIf:
     async def _recounted(self, delta: float) -> Account:
         account = Account(delta)
         for number, request in enumerate(list(self._kept)):
-            for tally in account.count_request(request):
+            for tally in account.count(request):
                 if request.same is not None:
-                    tally.count_audit(request.same, request.decision.audit_chance)
+                    tally.count_audit(request.same, request.chance)
             if number % _AT_ONCE == 0:
                 await asyncio.sleep(0)
         return account

@@ -111,7 +111,7 @@ class ErrorRates:
         return self._counts(model, answers).rates(self._same_above)[0]
 
     def error(self, model: str, answers: AnswerClass) -> JudgeError:
-        """How often what is above the limit, or below, is wrong: upper bounds of recall and false same."""
+        """Upper bounds of the judge's recall and of its share of false "same" at this limit."""
         return self._counts(model, answers).rates(self._same_above)[1]
 
     def unrepeatable(self, model: str, answers: AnswerClass) -> float:

@@ -50,7 +50,7 @@ def is_unrepeatable(errors: ErrorRates, answered: Answered) -> bool:
 def repeatable(errors: ErrorRates, near: Sequence[tuple[Answered, float]]) -> list[bool]:
     """Which of the neighbours of a question have answers that may be served, from each with its similarity.
 
-    None has if the question itself, by the evidence of all of them, is one whose answers disagree.
+    All are False if the question itself, by the evidence of all of them, is one whose answers disagree.
     """
     if not near:
         return []

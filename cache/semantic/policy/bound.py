@@ -85,8 +85,8 @@ class Tally(msgspec.Struct, array_like=True):
         The estimate is that of Horvitz and Thompson; the bound is the gamma interval for weighted sums of Poisson
         counts (Fay and Feuer, Statistics in Medicine 16, 1997), its quantile as Wilson and Hilferty's. Before the first
         request nothing is known, and the bound is 1; it is never more than the hits. Audits without a judgement (the
-        judge was unsure, or the upstream failed) are taken to be like the others. The judge's own mistakes are taken
-        off; one whose recall is better than said makes both too low, by that times the hits.
+        judge gave no verdict, or the upstream failed) are taken to be like the others. The judge's own mistakes are
+        taken off; one whose recall is better than said makes both too low, by that times the hits.
         """
         if not self.requests:
             return WrongShare(0.0, 1.0)

@@ -29,10 +29,10 @@ class Ledger:
     """Sets one limit of risk for all requests, which is the best use of a budget of wrong answers.
 
     It is set so that the risks below it, over the last HORIZON requests and whatever was served of them, add up to
-    the budget and half of what is left over from before, but no higher than `max_risk`:
+    the budget and half of what is left over from before (of the budget at most), but no higher than `max_risk`:
 
         risk     .001 .002 .004 | .03 .2 .9
-        running  .001 .003 .007 | .037          budget .01: served are the first three
+        running  .001 .003 .007 | .037          allowed .01 in all: served are the first three
 
     A ledger is one process's own. It starts empty: a process that begins again has spent nothing and saved nothing.
 
@@ -71,7 +71,7 @@ class Ledger:
         self._expected += plain_risk
 
     def complain(self) -> None:
-        """An answer that was served was wrong."""
+        """A user has complained of an answer that was served, which may have been right."""
         self._complaints += 1.0
 
     def _plan(self, inflation: float) -> None:

@@ -16,7 +16,8 @@ Source = Literal["miss", "audit", "user"]
 NEIGHBOURS = 16
 """How many neighbours of a question a policy is shown at most."""
 COMPARED_ANSWERS, LEAST_COMPARED = 4, 0.5
-"""With how many different answers a fresh one is compared, and the least similarity of their questions."""
+"""With how many different answers a fresh one is compared, and the least similarity of their questions, except of the
+one whose answer would have been served."""
 
 LABEL = "label"
 """The kind of a label, for `freeze` and `thaw`: about a hundred bytes."""
@@ -58,10 +59,10 @@ class Decision:
 
     `risk` is the probability that this answer is wrong, after all corrections and in [0, 1]: what `x-keepgate-risk`
     shows. It is None for a policy that knows none. `plain_risk` is the same before the correction by judgements,
-    infinite where nothing is near. `audit` says that the upstream is to be asked although the answer is served,
-    and the answers compared; `audit_chance` is the probability with which that was drawn, 0 where nothing is served.
-    `limit` is the highest risk that was served then, None where the policy has none, and `inflation` the correction by
-    judgements.
+    infinite, where a budget is kept, if nothing is near or a veto forbids it. `audit` says that the upstream is to be
+    asked although the answer is served, and the answers compared; `audit_chance` is the probability with which that was
+    drawn, 0 where nothing is served. `limit` is the highest risk that was served then, None where the policy has none,
+    and `inflation` the correction by judgements.
     """
 
     serve: bool
@@ -80,8 +81,8 @@ class JudgeError(msgspec.Struct, frozen=True, array_like=True):
     `recall` is the share of same answers that are called the same, `false_same` that of different ones.
     """
 
-    recall: float = 1.0
-    false_same: float = 0.0
+    recall: float
+    false_same: float
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.false_same < self.recall <= 1.0:
@@ -132,10 +133,12 @@ class Label(msgspec.Struct, frozen=True, array_like=True):
             raise ValueError("an audit has a chance above 0")
 
 
-def label_of(evidence: Evidence, decision: Decision, same: bool, source: Source) -> Label:
-    """The judgement of an answer that was, or would have been, served."""
+def label_of(
+    evidence: Evidence, decision: Decision, same: bool, source: Source, judge: JudgeError | None = None
+) -> Label:
+    """The judgement of an answer that was, or would have been, served; `judge` is how often who says so errs."""
     chance = 1.0 if source == "miss" else decision.audit_chance
-    return Label(evidence.answer, tuple(evidence.features.tolist()), same, source, decision.plain_risk, chance)
+    return Label(evidence.answer, tuple(evidence.features.tolist()), same, source, decision.plain_risk, chance, judge)
 
 
 class Policy(Protocol):

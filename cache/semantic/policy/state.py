@@ -16,7 +16,17 @@ _DIGEST_BYTES = 8
 T = TypeVar("T")
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=np.ndarray.tolist)
-_decoder = msgspec.msgpack.Decoder(tuple[int, str, msgspec.Raw])
+
+
+class _Frame(msgspec.Struct, frozen=True, array_like=True):
+    """That of a later version may have more."""
+
+    version: int
+    kind: str
+    content: msgspec.Raw
+
+
+_decoder = msgspec.msgpack.Decoder(_Frame)
 
 
 def freeze(kind: str, content: Any) -> bytes:
@@ -36,12 +46,12 @@ def thaw(data: bytes, kind: str, of: type[T]) -> T:
     if xxhash.xxh3_64_digest(data[start:]) != data[len(_MAGIC) : start]:
         raise UnusableState(f"{kind}: the checksum is wrong: the bytes are cut or damaged.")
     try:
-        version, of_kind, content = _decoder.decode(data[start:])
-        if version != VERSION:
-            raise OtherVersion(kind, version)
-        if of_kind != kind:
-            raise UnusableState(f"{kind}: this is the state of {of_kind!r}.")
-        return msgspec.msgpack.decode(content, type=of, dec_hook=lambda _, value: np.array(value, np.float64))
+        frame = _decoder.decode(data[start:])
+        if frame.version != VERSION:
+            raise OtherVersion(kind, frame.version)
+        if frame.kind != kind:
+            raise UnusableState(f"{kind}: this is the state of {frame.kind!r}.")
+        return msgspec.msgpack.decode(frame.content, type=of, dec_hook=lambda _, value: np.array(value, np.float64))
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise UnusableState(f"{kind}: {error}") from error
 

@@ -96,6 +96,7 @@ class Learner:
         self._answers = answers
         self._judge = judge
         self._judge_share = judge_share
+        self._compared_at_most = 1 if judge_share < 1.0 else COMPARED_ANSWERS
         self._most_comparisons = self._comparisons_left = _FIRST if judge_share < 1.0 else math.inf
         self._judge_slots = asyncio.Semaphore(_JUDGED_AT_ONCE)
         self._log = shared
@@ -137,7 +138,7 @@ class Learner:
         """
         if query.evidence is None or query.decision is None:
             return False
-        label = msgspec.structs.replace(label_of(query.evidence, query.decision, same, source), judge=judge)
+        label = label_of(query.evidence, query.decision, same, source, judge)
         self.figures.counts[f"labels_from_{source}"] += 1
         if source != "miss":
             self.labels.policy.settle(label)
@@ -295,7 +296,7 @@ class Learner:
         return may
 
     async def _compare(self, comparison: Comparison) -> dict[str, bool | None]:
-        """Whether the answer of each entry is the same, None where the judge is unsure.
+        """Whether the answer of each entry is the same, None where the judge gave no verdict.
 
         Answers recomputed meanwhile or unreadable are left out.
         """
@@ -325,7 +326,7 @@ class Learner:
             if kept is not None and kept.created == record.created:
                 chosen.setdefault(kept.answer, kept)
         answers = []
-        for record in list(chosen.values())[: COMPARED_ANSWERS if self._judge_share >= 1.0 else 1]:
+        for record in list(chosen.values())[: self._compared_at_most]:
             with contextlib.suppress(StoreUnavailable):  # what it says is not known now
                 answer = await self._answers.of(record)
                 if answer is not None:

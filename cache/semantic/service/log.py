@@ -84,7 +84,7 @@ class RecordLog:
         self._has_waiting = asyncio.Event()
         self._number = 0
 
-    def save(self, record: Record, vector: Vector, replaces: bool = False, announced: bool = True) -> None:
+    def save(self, record: Record, vector: Vector, *, replaces: bool = False, announced: bool = True) -> None:
         """Stores a record until it expires. One that `replaces` another is not stored if that was removed meanwhile."""
         remaining = round((record.expires - time.time()) * 1000)
         if remaining <= 0:

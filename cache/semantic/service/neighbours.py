@@ -48,7 +48,7 @@ class Candidate(NamedTuple):
 class Neighbours:
     """Records and their vectors, kept consistent with each other.
 
-    `counts` says whether a record is from after the last purge of its tenant and model. Records of the tenants in
+    `is_current` says whether a record is from after the last purge of its tenant and model. Records of the tenants in
     `published` may answer all tenants, once `confirmations` other tenants got the same fresh answer. `removed` is told
     the entries that are kept no more.
     """
@@ -56,14 +56,14 @@ class Neighbours:
     def __init__(
         self,
         index: VectorIndex,
-        counts: Callable[[Record], bool] = lambda record: True,
+        is_current: Callable[[Record], bool] = lambda record: True,
         published: Sequence[str] = (),
         confirmations: int = 1,
         removed: Callable[[Collection[str]], None] = lambda entries: None,
     ) -> None:
         self.records = Records()
         self.index = index
-        self._counts = counts
+        self._is_current = is_current
         self._published = frozenset(published)
         self._confirmations = confirmations
         self._removed = removed
@@ -103,7 +103,7 @@ class Neighbours:
         near: dict[str, Neighbour] = {}
         for entry, similarity in found:
             record = self.records.get(entry.removeprefix(_COMMONS))
-            if record is None or not self._counts(record) or (entry[0] == _COMMONS and record.namespace == own):
+            if record is None or not self._is_current(record) or (entry[0] == _COMMONS and record.namespace == own):
                 continue
             near.setdefault(record.entry, Neighbour(record, similarity))
         return sorted(near.values(), key=lambda neighbour: -neighbour.similarity)
@@ -111,7 +111,7 @@ class Neighbours:
     def same_form(self, partition: str, text: str) -> Record | None:
         """The record of the same question, written differently."""
         record = self.records.of_same_form(partition, text, time.time())
-        return record if record is not None and self._counts(record) else None
+        return record if record is not None and self._is_current(record) else None
 
     def may_answer(self, record: Record, namespace: str) -> bool:
         """Whether the answer of a record may go to a tenant."""
@@ -120,7 +120,10 @@ class Neighbours:
         )
 
     def confirm(self, record: Record, namespace: str) -> Record | None:
-        """Notes that another tenant got the same fresh answer; returns the record, None if nothing changed."""
+        """Notes that another tenant than the record's got the same fresh answer.
+
+        Returns the record, None if nothing changed.
+        """
         kept = self.records.get(record.entry)
         if kept is None or namespace in kept.confirmed or len(kept.confirmed) >= self._confirmations:
             return None

@@ -131,7 +131,7 @@ class Records:
         return []
 
     def of_same_form(self, partition: str, text: str, now: float) -> Record | None:
-        """The record of a question that differs in case, white space or end punctuation at most."""
+        """The record of a question that has the same normal form."""
         form = _form_of(partition, text)
         record = self._by_entry.get(self._by_form.get(form, "")) if form is not None else None
         if record is None or record.partition != partition or record.expires <= now:

@@ -8,9 +8,9 @@ import time
 from cache.entries.key import namespace_of
 from cache.semantic import messages
 from cache.semantic.embedding.embedder import Embedder
-from cache.semantic.inspection.decisions import MIN_SIMILARITY, Decisions
+from cache.semantic.inspection.decisions import Decisions
 from cache.semantic.judge.repeatability import is_unrepeatable, repeatable
-from cache.semantic.policy.policy import NEIGHBOURS, Decision, Policy, ThresholdPolicy
+from cache.semantic.policy.policy import LEAST_COMPARED, NEIGHBOURS, Decision, Policy, ThresholdPolicy
 from cache.semantic.service.learner import Learner
 from cache.semantic.service.lookups import Latest, Query
 from cache.semantic.service.neighbours import Candidate, Neighbour, candidate_of
@@ -137,7 +137,7 @@ class SemanticCache:
         unvetoed = policy.assess(candidate.evidence, max_risk) if candidate and candidate.veto else None
         decision = policy.decide(evidence, max_risk, compares=not ask.serve)
         shown = None
-        if candidate is not None and candidate.neighbour.similarity >= MIN_SIMILARITY:
+        if candidate is not None and candidate.neighbour.similarity >= LEAST_COMPARED:
             shown = _shown(ask, candidate, policy, unvetoed or decision, unwanted)
         watched = self.decisions.add(ask, decision, max_risk, shown)
         # With a threshold of its own a request is outside the budget: it spends nothing, and is no label.

@@ -94,9 +94,9 @@ async def open_service(config: Config, load: Load) -> AsyncIterator[Service]:
             policy = BudgetPolicy(config.delta, PRIOR_ERROR, chance, config.audit_share)
             what_if = WhatIf(config.delta, PRIOR_ERROR)
         decisions = Decisions(what_if, config.show_questions)
-        counts = functools.partial(_counts, store)
+        is_current = functools.partial(_is_current, store)
         neighbours = Neighbours(
-            VectorIndex(model.dimensions), counts, config.published, config.confirmations, decisions.forget_texts
+            VectorIndex(model.dimensions), is_current, config.published, config.confirmations, decisions.forget_texts
         )
         stack.push_async_callback(asyncio.to_thread, neighbours.close)
         judged_by = judge_name(config, judging.model.fingerprint)
@@ -133,7 +133,7 @@ async def open_service(config: Config, load: Load) -> AsyncIterator[Service]:
                 await sharing.save()
 
 
-def _counts(store: ExactCache | None, record: Record) -> bool:
+def _is_current(store: ExactCache | None, record: Record) -> bool:
     """Whether a record is from after the last purge; without a store the gateway reports purges."""
     return store is None or (
         record.generation == store.generation(record.namespace, record.model)
@@ -149,7 +149,7 @@ async def _maintain(cache: SemanticCache, learner: Learner, store: ExactCache | 
         await learner.neighbours.bound(config.capacity)
         if store is not None and store.purges != purges:
             purges = store.purges
-            await learner.discard(lambda record: not _counts(store, record))
+            await learner.discard(lambda record: not _is_current(store, record))
             cache.decisions.forget_texts()
 
 

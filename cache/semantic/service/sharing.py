@@ -142,8 +142,9 @@ class Sharing:
         stored = await self._log.records([entry for entry in entries if self._neighbours.records.get(entry)])
         await self._neighbours.complete([(record, vector) for record, vector in stored if vector is not None])
         lacking = [record for record, vector in stored if vector is None]
-        vectors = await asyncio.gather(*(self._embedded(record.text) for record in lacking))
-        computed = [(record, vector) for record, vector in zip(lacking, vectors, strict=True) if vector is not None]
+        async with asyncio.TaskGroup() as tasks:
+            found = [(record, tasks.create_task(self._embedded(record.text))) for record in lacking]
+        computed = [(record, vector) for record, task in found if (vector := task.result()) is not None]
         self._unembeddable += len(lacking) - len(computed)
         for record, vector in await self._neighbours.complete(computed):
             self._reembedded += 1
@@ -154,7 +155,7 @@ class Sharing:
         """None if the model gives no vector of this text; waits while its server is down."""
         with contextlib.suppress(EmbeddingError):
             return await self._embedder.embed(text)
-        async with self._one_at_a_time:  # of the texts that failed together, maybe one was at fault
+        async with self._one_at_a_time:  # of texts that failed together, maybe one was at fault
             tries = 0
             while tries < _TRIES:
                 try:

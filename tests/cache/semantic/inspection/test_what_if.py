@@ -11,7 +11,7 @@ from cache.semantic.messages import WhatIfAccount, WhatIfPoint
 from cache.semantic.policy.policy import Decision, JudgeError, label_of
 from tests.cache.semantic.policy.streams import Stream, near
 
-SURE = JudgeError()
+SURE = JudgeError(1.0, 0.0)
 
 
 class WatchedStream(Stream):

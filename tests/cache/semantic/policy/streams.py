@@ -37,7 +37,7 @@ class Stream:
         complaints: float = 0.0,
         audit_share: float = 0.02,
     ) -> None:
-        self.judge = judge or JudgeError()
+        self.judge = judge or JudgeError(1.0, 0.0)
         self.truly = truly or self.judge
         self.unsure = unsure
         self.complaints = complaints

@@ -147,7 +147,7 @@ def test_blame_is_bounded() -> None:
 @pytest.mark.parametrize("delta", [0.0, 1.0, -0.1, float("nan")])
 def test_a_delta_is_a_share(delta: float) -> None:
     with pytest.raises(ValueError, match="delta is"):
-        BudgetPolicy(delta, JudgeError(), dice())
+        BudgetPolicy(delta, JudgeError(1.0, 0.0), dice())
 
 
 @pytest.mark.parametrize(("recall", "false_same"), [(0.5, 0.5), (0.2, 0.4), (1.1, 0.0), (0.9, -0.1)])

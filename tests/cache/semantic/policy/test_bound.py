@@ -9,7 +9,7 @@ from cache.semantic.policy.bound import CONFIDENCE, WINDOW, Tallies, Tally, Wron
 from cache.semantic.policy.policy import Decision, JudgeError, Label
 from tests.cache.semantic.policy.streams import dice
 
-SURE = JudgeError()
+SURE = JudgeError(1.0, 0.0)
 
 
 def verdict(same: bool, chance: float, source: str = "audit") -> Label:

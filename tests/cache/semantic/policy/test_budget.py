@@ -13,7 +13,7 @@ from tests.cache.semantic.policy.streams import Stream, dice, near, right_at, ri
 
 
 @pytest.mark.parametrize("delta", [0.02, 0.01, 0.005])
-@pytest.mark.parametrize("judge", [JudgeError(), JudgeError(0.98, 0.01)], ids=["sure", "errs"])
+@pytest.mark.parametrize("judge", [JudgeError(1.0, 0.0), JudgeError(0.98, 0.01)], ids=["sure", "errs"])
 def test_wrong_answers_stay_within_the_budget(delta: float, judge: JudgeError) -> None:
     """On average over streams, for steep and flat relations of similarity and truth; and there are hits."""
     wrong, hits = [], []
@@ -133,7 +133,7 @@ def test_more_wrong_answers_than_expected_make_all_risks_larger() -> None:
 @given(st.lists(st.tuples(st.floats(0.3, 1.0), st.booleans()), min_size=1, max_size=400), st.floats(0.0005, 0.1))
 def test_the_ledger_holds_for_what_was_expected(asked: list[tuple[float, bool]], delta: float) -> None:
     """Whoever asks and whatever is said of it: the risks that were served add up to the budget at most, but for one."""
-    policy = BudgetPolicy(delta, JudgeError(), dice())
+    policy = BudgetPolicy(delta, JudgeError(1.0, 0.0), dice())
     spent = 0.0
     for similarity, same in asked:
         evidence = near(similarity)
@@ -151,7 +151,7 @@ def test_a_complaint_counts_by_its_chance_of_having_been_an_audit() -> None:
     """Twenty complaints of hits that were audited once in twenty times teach as much as one audit, not as twenty."""
 
     def taught(*labels: Label) -> BudgetPolicy:
-        policy = BudgetPolicy(0.01, JudgeError(), dice())
+        policy = BudgetPolicy(0.01, JudgeError(1.0, 0.0), dice())
         for _ in range(300):
             policy.learn(label_of(near(0.95), policy.decide(near(0.95)), True, "miss"))
         for label in labels:
@@ -190,7 +190,7 @@ def test_requests_that_are_sent_twice_do_not_end_the_hits() -> None:
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(-1.0, 1.0), st.floats(-1.0, 1.0), st.booleans()), max_size=150),
-    st.sampled_from([JudgeError(), JudgeError(0.9, 0.1)]),
+    st.sampled_from([JudgeError(1.0, 0.0), JudgeError(0.9, 0.1)]),
     st.floats(0.0, 1.0),
 )
 def test_what_a_decision_says_can_be_shown(
@@ -213,7 +213,7 @@ def test_what_a_decision_says_can_be_shown(
 
 def test_figures_are_corrected_by_the_errors_of_the_judges() -> None:
     """A judge who misses four of ten same answers makes that many audits look wrong, and is known to."""
-    believed, known = (BudgetPolicy(0.01, JudgeError(), dice()) for _ in range(2))
+    believed, known = (BudgetPolicy(0.01, JudgeError(1.0, 0.0), dice()) for _ in range(2))
     for number in range(400):
         for policy, judge in ((believed, None), (known, JudgeError(0.6, 0.0))):
             policy.tallies.count_request(Decision(True, 0.01, 0.01, audit=True, audit_chance=1.0))
@@ -226,7 +226,7 @@ def test_figures_are_corrected_by_the_errors_of_the_judges() -> None:
 def test_each_label_is_as_sure_as_who_judged_it() -> None:
     """The same judgements teach as much whether their judge's error comes with each of them or is that of all."""
     judge = JudgeError(0.7, 0.05)
-    of_all, of_each = BudgetPolicy(0.01, judge, dice()), BudgetPolicy(0.01, JudgeError(), dice())
+    of_all, of_each = BudgetPolicy(0.01, judge, dice()), BudgetPolicy(0.01, JudgeError(1.0, 0.0), dice())
     for same in (True, False, True, True):
         label = label_of(near(0.9), of_all.decide(near(0.9)), same, "miss")
         of_all.learn(label)

@@ -11,7 +11,7 @@ from cache.semantic.policy.calibration import Calibration
 from cache.semantic.policy.policy import JudgeError, Label, Source
 from cache.semantic.policy.state import UnusableState, freeze, thaw
 
-SURE = JudgeError()
+SURE = JudgeError(1.0, 0.0)
 
 
 def judged(same: bool, risk: float = 0.01, source: Source = "audit") -> Label:

@@ -10,7 +10,7 @@ from tests.cache.semantic.policy.streams import dice
 
 
 def make(name: str) -> Policy:
-    return BudgetPolicy(0.01, JudgeError(), dice()) if name == "budget" else ThresholdPolicy(0.9)
+    return BudgetPolicy(0.01, JudgeError(1.0, 0.0), dice()) if name == "budget" else ThresholdPolicy(0.9)
 
 
 def one(similarity: float) -> list[tuple[str, float]]:

@@ -31,7 +31,7 @@ def test_nobody_is_trusted_before_there_are_labels() -> None:
     assert Posterior().wrong(features(1.0, 0.2), 1.0) > 0.05
 
 
-@pytest.mark.parametrize("judge", [JudgeError(), JudgeError(0.98, 0.01), JudgeError(0.9, 0.05)])
+@pytest.mark.parametrize("judge", [JudgeError(1.0, 0.0), JudgeError(0.98, 0.01), JudgeError(0.9, 0.05)])
 def test_risks_are_what_happens(judge: JudgeError) -> None:
     """After 2,000 labels, whoever gave them: near neighbours are right, far ones wrong, and between it is between."""
     posterior = taught(judge, 2000)
@@ -47,7 +47,7 @@ def test_a_judge_known_to_err_is_not_believed_every_time() -> None:
     for _ in range(3000):
         similarity = chance.uniform(0.9, 1.0)  # all right
         said = chance.random() < judge.recall
-        believed.learn(features(similarity, 0.55), said, JudgeError())
+        believed.learn(features(similarity, 0.55), said, JudgeError(1.0, 0.0))
         known.learn(features(similarity, 0.55), said, judge)
     assert believed.wrong(features(0.97, 0.55), 0.0) > 0.05
     assert known.wrong(features(0.97, 0.55), 0.0) < 0.02
@@ -63,7 +63,7 @@ def test_what_is_called_different_is_seldom_wrong_if_the_judge_knows_few_same_an
 
 def test_labels_make_it_surer() -> None:
     """What a deviation adds shrinks with the labels, and more of them is never less safe."""
-    few, many = taught(JudgeError(), 30), taught(JudgeError(), 3000)
+    few, many = taught(JudgeError(1.0, 0.0), 30), taught(JudgeError(1.0, 0.0), 3000)
 
     def doubt(posterior: Posterior) -> float:
         near = features(0.93, 0.6)
@@ -77,17 +77,17 @@ def test_labels_that_contradict_each_other_break_nothing() -> None:
     """The same evidence, right and wrong for ever: a half, and still a probability."""
     posterior = Posterior()
     for turn in range(5000):
-        posterior.learn(features(0.99, 0.98), turn % 2 == 0, JudgeError())
+        posterior.learn(features(0.99, 0.98), turn % 2 == 0, JudgeError(1.0, 0.0))
     assert posterior.wrong(features(0.99, 0.98), 0.0) == pytest.approx(0.5, abs=0.05)
     assert 0.0 <= posterior.wrong(features(-1.0, -1.0), 3.0) <= 1.0
 
 
 def test_what_would_not_be_finite_is_not_learned() -> None:
     """Whoever calls it with numbers that overflow; it goes on with what it knew."""
-    posterior = taught(JudgeError(), 50)
+    posterior = taught(JudgeError(1.0, 0.0), 50)
     before = freeze("posterior", posterior)
     with pytest.raises(UnusableState, match="finite"), np.errstate(all="ignore"):
-        posterior.learn([1e160] * FEATURES, True, JudgeError())
+        posterior.learn([1e160] * FEATURES, True, JudgeError(1.0, 0.0))
     assert freeze("posterior", posterior) == before
 
 

@@ -18,7 +18,7 @@ from cache.semantic.evaluation.simulation import (
 from cache.semantic.policy.policy import JudgeError
 
 ERRS = StreamJudge("errs and is silent", JudgeError(0.98, 0.01), silent=0.15)
-SURE = StreamJudge("never errs", JudgeError())
+SURE = StreamJudge("never errs", JudgeError(1.0, 0.0))
 
 
 def test_the_data_is_what_was_published() -> None:

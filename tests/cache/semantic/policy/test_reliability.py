@@ -11,7 +11,7 @@ from cache.semantic.policy.posterior import FEATURES
 from cache.semantic.policy.state import UnusableState, freeze
 from tests.cache.semantic.policy.streams import Stream, dice
 
-SURE = JudgeError()
+SURE = JudgeError(1.0, 0.0)
 
 
 def label(risk: float, same: bool, source: Source = "miss", chance: float = 1.0) -> Label:
@@ -64,7 +64,7 @@ def test_the_judges_mistakes_are_taken_off() -> None:
     reliability = Reliability()
     for number in range(100):
         reliability.count(label(0.03, number % 5 > 0))
-    (found,) = reliability.figures(JudgeError(recall=0.8))
+    (found,) = reliability.figures(JudgeError(0.8, 0.0))
     assert found["observed"] == pytest.approx(0.0, abs=1e-12)
     assert 0.0 < found["high"] < 0.2
 

@@ -20,7 +20,7 @@ PRIOR = Posterior()
 
 
 def made() -> BudgetPolicy:
-    return BudgetPolicy(0.01, JudgeError(), dice())
+    return BudgetPolicy(0.01, JudgeError(1.0, 0.0), dice())
 
 
 def taught() -> BudgetPolicy:
@@ -134,7 +134,7 @@ def test_a_restart_gives_no_budget_away() -> None:
     """A process that has just begun has saved nothing up: it serves again only as its requests bring budget."""
     stream = Stream(0.01, 3)
     stream.run(3000, 40.0)
-    restarted = BudgetPolicy(0.01, JudgeError(), dice())
+    restarted = BudgetPolicy(0.01, JudgeError(1.0, 0.0), dice())
     restarted.restore(stream.policy.snapshot())
     spent, chance = 0.0, dice(5)
     for asked in range(1, 401):
