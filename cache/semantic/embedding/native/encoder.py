@@ -33,7 +33,7 @@ class NativeEncoder:
     A vector is bitwise the same alone and in any batch.
     """
 
-    def __init__(self, files: ModelFiles, fingerprint: str, cache: Path) -> None:
+    def __init__(self, files: ModelFiles, cache: Path) -> None:
         """Raises NativeUnavailable if the model, its weights or the machine do not fit.
 
         Args:
@@ -51,7 +51,7 @@ class NativeEncoder:
         self._prompt = files.prompt
         self._tokenizer = bert.tokenizer
         self.name = f"{files.name}, compiled"
-        self.fingerprint = fingerprint
+        self.fingerprint = files.fingerprint()
         self.dimensions = bert.shape.hidden_size
 
     def encode(self, texts: list[str]) -> Vectors:

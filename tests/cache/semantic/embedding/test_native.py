@@ -17,11 +17,10 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 
 from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.embedding.errors import NativeUnavailable
-from cache.semantic.embedding.load import check_against_reference, reference_file
+from cache.semantic.embedding.load import TorchEncoder, check_against_reference, reference_file
 from cache.semantic.embedding.model_files import ModelFiles, find_model
 from cache.semantic.embedding.native.bert import rounded
 from cache.semantic.embedding.native.encoder import NativeEncoder
-from cache.semantic.embedding.torch_encoder import TorchEncoder
 from tests.cache.semantic.embedding import models
 
 TEXTS = ["How do I top up?", "why " * 100, "", "  ", "Ünïcödé 我的银行卡", *(f"{'a b ' * n}c" for n in range(9))]
@@ -37,7 +36,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def compiled(model: Path, cache: Path) -> NativeEncoder:
     """As `load_encoder` compiles and checks it."""
     files = ModelFiles("tiny", model)
-    encoder = NativeEncoder(files, files.fingerprint(), cache)
+    encoder = NativeEncoder(files, cache)
     check_against_reference(encoder, files, cache)
     return encoder
 
@@ -62,7 +61,7 @@ def test_any_width_has_the_vectors_of_the_reference(
     )  # fmt: skip
     encoder = compiled(model, cache)
     assert encoder.dimensions == hidden
-    expected = TorchEncoder(ModelFiles("tiny", model), "f").encode(TEXTS)
+    expected = TorchEncoder(ModelFiles("tiny", model)).encode(TEXTS)
     np.testing.assert_allclose((encoder.encode(TEXTS) * expected).sum(axis=1), 1, atol=2e-5)
 
 
@@ -70,7 +69,7 @@ def test_the_default_model_has_the_vectors_of_the_reference(minilm: Encoder) -> 
     """The default model is compiled and has the vectors of the reference."""
     assert minilm.name == "all-MiniLM-L6-v2, compiled"
     texts = [*TEXTS, "Where is my card? " * 100, *(f"What is the fee for {n} euros?" for n in range(40))]
-    expected = TorchEncoder(find_model("default"), "f").encode(texts)
+    expected = TorchEncoder(find_model("default")).encode(texts)
     np.testing.assert_allclose((minilm.encode(texts) * expected).sum(axis=1), 1, atol=2e-5)
 
 
