@@ -150,16 +150,21 @@ def reweighted(change: Callable[[dict[str, npt.NDArray[np.float32]]], object]) -
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (changed("config.json", model_type="mpnet"), r"whose model_type is 'mpnet'"),
-        (changed("config.json", hidden_act="relu"), r"whose hidden_act is 'relu'"),
-        (changed("config.json", position_embedding_type="relative_key"), r"position_embedding_type is 'relative_key'"),
-        (changed("config.json", num_attention_heads=5), r"whose heads do not share its width evenly"),
+        (changed("config.json", model_type="mpnet"), r"types bert and .* enum value 'mpnet' - at `\$\.model_type`"),
+        (changed("config.json", hidden_act="relu"), r"with gelu .* enum value 'relu' - at `\$\.hidden_act`"),
+        (
+            changed("config.json", position_embedding_type="relative_key"),
+            r"value 'relative_key' - at `\$\.position_",
+        ),
+        (changed("config.json", num_attention_heads=5), r"num_attention_heads do not share hidden_size evenly"),
+        (changed("config.json", num_hidden_layers=0), r"Expected `int` >= 1 - at `\$\.num_hidden_layers`"),
+        (changed("config.json", is_decoder=True), r"is_decoder is true"),
         (changed("config.json", intermediate_size=60), r"not those of its config\.json: .*\(64, 32\), not \(60, 32\)"),
         (changed("1_Pooling/config.json", pooling_mode="max"), r"the pooling \['max'\]"),
         (changed("1_Pooling/config.json", pooling_mode=["mean", "cls"]), r"the pooling \[\['mean', 'cls'\]\]"),
         (lambda model: (model / "modules.json").write_text("[]"), r"does not know a model of "),
-        (lambda model: (model / "config.json").unlink(), r"a model with such files: .*config\.json"),
-        (lambda model: (model / "model.safetensors").unlink(), r"a model with such files: .*model\.safetensors"),
+        (lambda model: (model / "config.json").unlink(), r"no model with such files: .*config\.json"),
+        (lambda model: (model / "model.safetensors").unlink(), r"no model with such files: .*model\.safetensors"),
         (reweighted(lambda w: w.pop("embeddings.LayerNorm.bias")), r"not those of its config\.json"),
         (
             reweighted(lambda w: w["embeddings.LayerNorm.bias"].fill(np.nan)),
