@@ -4,14 +4,14 @@ import importlib.util
 import os
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import xxhash
 
-from cache.semantic.embedding.errors import ModelUnusable
+from cache.semantic.embedding.errors import ModelUnusable, NativeUnavailable
 
 SETTING = "semantic.model"
 DEFAULT = "default"
@@ -115,20 +115,26 @@ def models_folder() -> Path:
     return cache / "keepgate" / "embedding"
 
 
-def make_file(
-    target: Path, command: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None
-) -> None:
+def make_file(target: Path, maker: str, command: Sequence[str], seconds: float) -> None:
     """Runs a program that writes the file which its last argument names: `target` is never seen in part.
 
-    Raises OSError, and CalledProcessError or TimeoutExpired of subprocess.
+    Raises NativeUnavailable, with the name `maker`, if the program fails or takes longer, and OSError.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as work:
         output = Path(work) / target.name
-        subprocess.run(  # noqa: S603  our own programs, and the user's compiler
-            [*command, str(output)], check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            errors="replace", timeout=seconds, env=environment,
-        )  # fmt: skip
+        try:
+            done = subprocess.run(  # noqa: S603  our own programs, and the user's compiler
+                [*command, str(output)], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+                timeout=seconds, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise NativeUnavailable(f"{maker} took more than {seconds} s") from error
+        if done.returncode:
+            said = done.stderr.strip().splitlines() or ["no message"]
+            # A compiler says more after its first error; the last line of a traceback is the error.
+            reason = next((line for line in said if "error: " in line), said[-1]).strip()
+            raise NativeUnavailable(f"{maker} ended with {done.returncode}: {reason}")
         with output.open("rb") as file:
             os.fsync(file.fileno())
         output.replace(target)

@@ -184,7 +184,7 @@ def test_an_unsupported_model_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize(
-    ("compiler", "reason"), [("no-such-compiler", "no C\\+\\+ compiler"), ("false", "refuses its source: no message")]
+    ("compiler", "reason"), [("no-such-compiler", "no C\\+\\+ compiler"), ("false", "false ended with 1: no message")]
 )
 def test_a_missing_or_failing_compiler_is_reported(
     compiler: str, reason: str, plain_model: Path, tmp_path: Path,
