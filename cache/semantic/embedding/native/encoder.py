@@ -5,7 +5,6 @@ The machine's own compiler builds it, once, into a folder of the user's cache.
 
 import ctypes
 import os
-import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -93,15 +92,8 @@ def native_library(cache: Path) -> ctypes.CDLL:
 
 def _digest(compiler: str) -> str:
     """The name of the build: a digest of source, flags, compiler and CPU features."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout  # noqa: S603  the user's compiler
-    parts = (_SOURCE.read_text("utf-8"), *_FLAGS, version, platform.machine(), _cpu_features())
-    return xxhash.xxh3_128_hexdigest("\0".join(parts).encode())
-
-
-def _cpu_features() -> str:
-    """What -march=native depends on."""
-    path = Path("/proc/cpuinfo")
-    if not path.is_file():
-        return platform.processor()
-    lines = path.read_text("utf-8", "replace").splitlines()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    # Its predefined macros have its version, and each feature that -march=native finds.
+    macros = subprocess.run(  # noqa: S603  the user's compiler
+        [compiler, *_FLAGS, "-dM", "-E", "-x", "c++", os.devnull], capture_output=True, text=True, check=False
+    ).stdout
+    return xxhash.xxh3_128_hexdigest("\0".join((_SOURCE.read_text("utf-8"), *_FLAGS, macros)).encode())
