@@ -154,12 +154,10 @@ class Embedder:
         try:
             vectors = await self.model.encode([each.text for each in batch])
             found = list(zip(batch, vectors, strict=True))
-        except EmbeddingFailed as error:
-            _fail(batch, error)
         except Exception as error:  # noqa: BLE001  Runtimes raise any exception; each caller gets it.
             failure = EmbeddingFailed(f"the embedding model failed: {type(error).__name__}")
             failure.__cause__ = error
-            _fail(batch, failure)
+            _fail(batch, error if isinstance(error, EmbeddingFailed) else failure)
         else:
             for each, vector in found:
                 if not np.isfinite(vector).all():

@@ -153,13 +153,7 @@ def _lowest_cosine(vectors: Vectors, expected: Vectors) -> float:
     return float(np.min(cosines, where=~np.isnan(cosines), initial=1.0))
 
 
-def main(name: str, folder: str, prompt: str, output: str) -> None:
-    try:
-        encoder = TorchEncoder(ModelFiles(name, Path(folder), prompt))
-    except ModelUnusable as error:
-        sys.exit(str(error))
-    np.save(output, np.vstack([encoder.encode([text]) for text in _TEXTS]))
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    name, folder, prompt, output = sys.argv[1:]
+    reference = TorchEncoder(ModelFiles(name, Path(folder), prompt))
+    np.save(output, np.vstack([reference.encode([text]) for text in _TEXTS]))

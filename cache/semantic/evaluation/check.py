@@ -102,8 +102,7 @@ def _speed(name: str, dimensions: int, taken: Sequence[float]) -> str:
 
 def _instructions(cache: Path) -> str:
     """What the compiled encoder was built for. Raises NativeUnavailable."""
-    lanes = native_library(cache).bert_lanes()
-    return "AVX-512" if lanes == _WIDE_LANES else "AVX2"
+    return "AVX-512" if native_library(cache).bert_lanes() == _WIDE_LANES else "AVX2"
 
 
 def _say(status: str, summary: str, advice: str = "") -> None:

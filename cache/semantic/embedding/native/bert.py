@@ -122,9 +122,8 @@ def read_bert(folder: Path) -> Bert:
         config.max_position_embeddings -= first
     positions = config.max_position_embeddings
     tokenizer.no_padding()
-    tokenizer.enable_truncation(
-        int(min(of_model.max_seq_length or of_tokenizer.model_max_length or positions, positions))
-    )
+    longest = of_model.max_seq_length or of_tokenizer.model_max_length or positions
+    tokenizer.enable_truncation(int(min(longest, positions)))
     sizes = (getattr(config, name) for name in _Sizes.__struct_fields__)
     return Bert(Shape(*sizes, _pools_first(pooling), config.layer_norm_eps), tokenizer, weights)
 
