@@ -67,7 +67,7 @@ def measure_here(rounds: int) -> Measured:
     """Raises CannotMeasure where the compiled encoder does not serve."""
     files = find_model("default")
     try:
-        compiled = NativeEncoder(files, files.fingerprint(), models_folder())
+        compiled = NativeEncoder(files, models_folder())
         check_against_reference(compiled, files, models_folder())
     except EmbeddingError as error:
         raise CannotMeasure(f"The compiled encoder is needed: {error}") from error

@@ -26,8 +26,8 @@ from benchmarks.semantic.labelled_answers import (
     pairs,
 )
 from cache.semantic.embedding.encoder import vectors_of
+from cache.semantic.embedding.load import TorchEncoder
 from cache.semantic.embedding.model_files import find_model
-from cache.semantic.embedding.torch_encoder import TorchEncoder
 from cache.semantic.judge.answer import Answer, AnswerClass
 from cache.semantic.judge.embedding_judge import EmbeddingJudge
 from cache.semantic.judge.error_rates import ErrorRates, JudgedPair
@@ -59,7 +59,7 @@ class Vectors:
 
 def open_vectors() -> Vectors:
     files = find_model("default")
-    return Vectors(TorchEncoder(files, files.fingerprint()))
+    return Vectors(TorchEncoder(files))
 
 
 def texts_of(answers: Iterable[Labelled]) -> list[str]:

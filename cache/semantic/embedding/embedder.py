@@ -8,10 +8,10 @@ import math
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import aiohttp
 import numpy as np
@@ -20,6 +20,7 @@ import numpy.typing as npt
 from cache.semantic.embedding.encoder import Encoder, Vectors
 from cache.semantic.embedding.errors import EmbedderBusy, EmbeddingFailed
 from cache.semantic.embedding.server import EmbeddingServer, ServerModel, first_vector
+from cache.stores.breaker import Breaker
 
 MAX_WAITING = 1024
 """Texts in the queue, with any patience."""
@@ -39,22 +40,19 @@ _IDLE_CONNECTION_SECONDS = 300.0
 
 
 class ThreadModel:
-    """An encoder of this process, in a thread of its own: as a `ServerModel` that is always available."""
+    """An encoder of this process, in a thread of its own: as a `ServerModel` whose breaker never opens."""
 
     failures = 0
-    is_available = True
 
     def __init__(self, encoder: Encoder, patient: bool) -> None:
         self.name, self.fingerprint, self.dimensions = encoder.name, encoder.fingerprint, encoder.dimensions
+        self.breaker = Breaker(encoder.name, lambda: asyncio.sleep(0), (), math.inf)
         self._encoder = encoder
         yield_to_others = None
         if patient and sys.platform == "linux":  # where threads have their own priorities
             # It gives this thread a tenth of the others' share of a busy processor.
             yield_to_others = functools.partial(os.setpriority, os.PRIO_PROCESS, 0, _NICE)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="embedder", initializer=yield_to_others)
-
-    async def wait_available(self) -> None:
-        return
 
     async def encode(self, texts: list[str]) -> Vectors:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._encoder.encode, texts)
@@ -114,11 +112,12 @@ class Embedder:
         """
         if self._closed:
             raise EmbeddingFailed("the embedder is closed")
-        if not self.model.is_available:
+        if self.model.breaker.is_open:
             raise EmbeddingFailed(f"{self.model.name} is unavailable")
-        if self._is_busy():
-            self._forget_who_left()
-        if self._is_busy():
+        self._forget_who_left()
+        ahead = len(self._waiting) + len(self._under_way)
+        wait = max(ahead * self._text_seconds, self.seconds_under_way)
+        if len(self._waiting) >= MAX_WAITING or wait > self._patience:
             raise EmbedderBusy("the embedding model is busy: this text would not be embedded in time")
         waiting = _Waiting(text)
         self._waiting.append(waiting)
@@ -145,11 +144,6 @@ class Embedder:
         _fail(self._under_way + self._waiting, EmbeddingFailed("the embedder is closed"))
         await self.model.close()
 
-    def _is_busy(self) -> bool:
-        ahead = len(self._waiting) + len(self._under_way)
-        wait = max(ahead * self._text_seconds, self.seconds_under_way)
-        return len(self._waiting) >= MAX_WAITING or wait > self._patience
-
     def _forget_who_left(self) -> None:
         self._waiting = [each for each in self._waiting if not each.vector.done()]
 
@@ -160,12 +154,10 @@ class Embedder:
         try:
             vectors = await self.model.encode([each.text for each in batch])
             found = list(zip(batch, vectors, strict=True))
-        except EmbeddingFailed as error:
-            _fail(batch, error)
         except Exception as error:  # noqa: BLE001  Runtimes raise any exception; each caller gets it.
             failure = EmbeddingFailed(f"the embedding model failed: {type(error).__name__}")
             failure.__cause__ = error
-            _fail(batch, failure)
+            _fail(batch, error if isinstance(error, EmbeddingFailed) else failure)
         else:
             for each, vector in found:
                 if not np.isfinite(vector).all():
@@ -204,24 +196,22 @@ async def open_embedder(
 
 
 class Embedders(NamedTuple):
-    """One whose texts somebody waits for, and one for work in the background, both of one model."""
+    """One whose texts somebody waits for, and one for work in the background, both of one model.
+
+    Use them while the `watch` of their breakers run.
+    """
 
     lookups: Embedder
     background: Embedder
 
-    @property
-    def watches(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
-        """They must run while the embedders are used."""
-        return [each.model.breaker.watch for each in self if isinstance(each.model, ServerModel)]
-
     def figures(self) -> dict[str, object]:
         """For display; `failures` are calls of a server."""
         return {
-            "available": self.lookups.model.is_available,
+            "available": not self.lookups.model.breaker.is_open,
             "dimensions": self.lookups.model.dimensions,
-            "texts": self.lookups.texts + self.background.texts,
-            "calls": self.lookups.calls + self.background.calls,
-            "failures": self.lookups.model.failures + self.background.model.failures,
+            "texts": sum(each.texts for each in self),
+            "calls": sum(each.calls for each in self),
+            "failures": sum(each.model.failures for each in self),
         }
 
 

@@ -44,10 +44,10 @@ def well_formed(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def vectors_of(texts: Sequence[str], encoder: Encoder, progress: Callable[[int], None] = lambda done: None) -> Vectors:
+def vectors_of(texts: Sequence[str], encoder: Encoder, progress: Callable[[str], None] = lambda said: None) -> Vectors:
     """Their vectors, float32 [texts, dimensions], 0 for a text without a direction: it is near nothing.
 
-    `progress` is told now and then how many there are.
+    `progress` is told now and then how many of them there are.
     """
     # Texts of about one length go together: the short ones of a batch are computed as long as its longest.
     order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
@@ -55,5 +55,5 @@ def vectors_of(texts: Sequence[str], encoder: Encoder, progress: Callable[[int],
     for start in range(0, len(order), _BATCH):
         batch = order[start : start + _BATCH]
         vectors[batch] = encoder.encode([texts[place] for place in batch])
-        progress(start + len(batch))
+        progress(f"{start + len(batch)} of {len(texts)} texts embedded")
     return np.nan_to_num(vectors)

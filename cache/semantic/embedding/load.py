@@ -5,14 +5,15 @@
 
 import logging
 import os
-import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import xxhash
 
-from cache.semantic.embedding.encoder import Encoder, Vectors
+from cache.semantic.embedding.encoder import Encoder, Vectors, unit, well_formed
 from cache.semantic.embedding.errors import ModelUnusable, NativeUnavailable
 from cache.semantic.embedding.model_files import SETTING, ModelFiles, find_model, make_file
 
@@ -36,39 +37,82 @@ _TEXTS = [
     "supercalifragilisticexpialidocious" * 8,
     *("".join(_SENTENCE.format(number, number) for number in range(count)) for count in (2, 10, 40)),
 ]
-_LONGEST_SECONDS = 600.0
+_LONGEST_SECONDS = 600
 
 
-def load_encoder(model: str, cache: Path, prompt: str | None = None) -> Encoder:
+def load_encoder(
+    model: str, cache: Path, prompt: str | None = None, warn: Callable[[str], None] = log.warning
+) -> Encoder:
     """The encoder of a model, ready. Blocks: seconds, and about half a minute the first time on a machine.
 
     Args:
         model: "default", a folder, or the name of a model in this machine's hub cache.
         cache: folder of the compiled library and of reference vectors; made if missing.
         prompt: put before every text; None for what the model's own files say.
+        warn: is told why the compiled encoder does not serve the model.
 
     Raises:
         ModelUnusable: the model is not there or cannot be read, or the packages that it needs are not installed.
     """
-    files = find_model(model, prompt)
-    fingerprint = files.fingerprint()
     try:
+        files = find_model(model, prompt)
         try:
             from cache.semantic.embedding.native.encoder import NativeEncoder
 
-            native = NativeEncoder(files, fingerprint, cache)
+            native = NativeEncoder(files, cache)
             check_against_reference(native, files, cache)
             return native
         except NativeUnavailable as reason:
-            log.warning("%s: %s is computed by torch; the compiled encoder: %s", SETTING, files.name, reason)
-        # Imported where it is needed: torch takes seconds and hundreds of megabytes.
-        from cache.semantic.embedding.torch_encoder import TorchEncoder
-
-        return TorchEncoder(files, fingerprint)
+            warn(f"{SETTING}: {files.name} is computed by torch; the compiled encoder: {reason}")
+        return TorchEncoder(files)
     except ImportError as error:
         raise ModelUnusable(
             f"{SETTING}: {error}; install the extra: pip install 'keepgate[semantic]', or switch the semantic cache off"
         ) from error
+
+
+class TorchEncoder:
+    """The reference, sentence-transformers itself: for any model; a short text takes several times as long."""
+
+    def __init__(self, files: ModelFiles) -> None:
+        """Raises ModelUnusable when sentence-transformers cannot read the model. Sets the process's torch threads.
+
+        It never fetches anything, and never runs code of the model's folder.
+        """
+        # Read when the tokenizer is first used: its pool would take every core of the machine.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        # Imported where they are needed: they take seconds and hundreds of megabytes.
+        import torch
+        from sentence_transformers import SentenceTransformer
+
+        torch.set_num_threads(1)
+        self.name = f"{files.name}, torch"
+        self.fingerprint = files.fingerprint()
+        self._prompt = files.prompt
+        # Each call sets the tokenizer's padding, so calls must not overlap.
+        self._turn = threading.Lock()
+        try:
+            self._model = SentenceTransformer(str(files.folder), device="cpu", local_files_only=True).eval()
+            if (longest := self._model.max_seq_length) is not None and longest < 0:
+                raise ValueError(
+                    f"max_seq_length is {longest} in its sentence_bert_config.json; it must be how many tokens it reads"
+                )
+            self.dimensions = self.encode([""]).shape[1]
+        # The library and its file formats raise any exception.
+        except Exception as error:
+            reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+            raise ModelUnusable(
+                f"{SETTING}: sentence-transformers cannot load {files.name!r} from {files.folder}: {reason}"
+            ) from error
+
+    def encode(self, texts: list[str]) -> Vectors:
+        if not texts:
+            return np.empty((0, self.dimensions), np.float32)
+        with self._turn:
+            vectors = self._model.encode(
+                [well_formed(text) for text in texts], prompt=self._prompt, show_progress_bar=False
+            )
+        return unit(np.asarray(vectors, np.float32))
 
 
 def check_against_reference(encoder: Encoder, files: ModelFiles, cache: Path) -> None:
@@ -82,7 +126,9 @@ def check_against_reference(encoder: Encoder, files: ModelFiles, cache: Path) ->
         try:
             expected: Vectors = np.load(path)
         except (OSError, ValueError, EOFError):  # it is not there yet, or damaged
-            _compute(files, path)
+            # -P: the program is the installed one, not one in the current directory.
+            program = (sys.executable, "-P", "-m", __name__, files.name, str(files.folder), files.prompt)
+            make_file(path, "its reference", program, _LONGEST_SECONDS)
             expected = np.load(path)
         together, alone = encoder.encode(_TEXTS), np.vstack([encoder.encode([text]) for text in _TEXTS])
     except (OSError, ValueError) as error:
@@ -107,29 +153,7 @@ def _lowest_cosine(vectors: Vectors, expected: Vectors) -> float:
     return float(np.min(cosines, where=~np.isnan(cosines), initial=1.0))
 
 
-def _compute(files: ModelFiles, path: Path) -> None:
-    # -P: the program is the installed one, not one in the current directory.
-    program = (sys.executable, "-P", "-m", __name__, files.name, str(files.folder), files.prompt)
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    try:
-        make_file(path, program, _LONGEST_SECONDS, environment)
-    except subprocess.TimeoutExpired as error:
-        raise NativeUnavailable(f"its reference took more than {_LONGEST_SECONDS:.0f} s") from error
-    except subprocess.CalledProcessError as error:
-        # The last line of a traceback is the error; of a message, the message.
-        reason = error.stderr.strip().rpartition("\n")[2]
-        raise NativeUnavailable(f"its reference ended with {error.returncode}: {reason or 'no message'}") from error
-
-
-def main(name: str, folder: str, prompt: str, output: str) -> None:
-    from cache.semantic.embedding.torch_encoder import TorchEncoder
-
-    try:
-        encoder = TorchEncoder(ModelFiles(name, Path(folder), prompt), "")
-    except ModelUnusable as error:
-        sys.exit(str(error))
-    np.save(output, np.vstack([encoder.encode([text]) for text in _TEXTS]))
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    name, folder, prompt, output = sys.argv[1:]
+    reference = TorchEncoder(ModelFiles(name, Path(folder), prompt))
+    np.save(output, np.vstack([reference.encode([text]) for text in _TEXTS]))

@@ -4,14 +4,14 @@ import importlib.util
 import os
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import xxhash
 
-from cache.semantic.embedding.errors import ModelUnusable
+from cache.semantic.embedding.errors import ModelUnusable, NativeUnavailable
 
 SETTING = "semantic.model"
 DEFAULT = "default"
@@ -63,8 +63,8 @@ def _query_prompt(folder: Path) -> str:
 def find_model(model: str, prompt: str | None = None) -> ModelFiles:
     """The files of a model: "default", a folder, or the name of one that the machine's hub cache holds.
 
-    `prompt` is put before every text, in place of what the model's own files say. Raises ModelUnusable; never
-    downloads.
+    `prompt` is put before every text, in place of what the model's own files say. Raises ModelUnusable, and ImportError
+    where a name needs a package that is not installed; never downloads.
     """
     if model == DEFAULT:
         return ModelFiles("all-MiniLM-L6-v2", _default_folder(), prompt or "")
@@ -97,13 +97,7 @@ def _default_folder() -> Path:
 
 
 def _hub_folder(model: str) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise ModelUnusable(
-            f"{SETTING}: {model!r} is not a folder, and to look for it in the hub's cache the extra is needed:"
-            " pip install 'keepgate[semantic]'"
-        ) from error
+    from huggingface_hub import snapshot_download
 
     name = model if "/" in model else f"{_OWNER}/{model}"
     try:
@@ -121,20 +115,26 @@ def models_folder() -> Path:
     return cache / "keepgate" / "embedding"
 
 
-def make_file(
-    target: Path, command: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None
-) -> None:
+def make_file(target: Path, maker: str, command: Sequence[str], seconds: float) -> None:
     """Runs a program that writes the file which its last argument names: `target` is never seen in part.
 
-    Raises OSError, and CalledProcessError or TimeoutExpired of subprocess.
+    Raises NativeUnavailable, with the name `maker`, if the program fails or takes longer, and OSError.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as work:
         output = Path(work) / target.name
-        subprocess.run(  # noqa: S603  our own programs, and the user's compiler
-            [*command, str(output)], check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            errors="replace", timeout=seconds, env=environment,
-        )  # fmt: skip
+        try:
+            done = subprocess.run(  # noqa: S603  our own programs, and the user's compiler
+                [*command, str(output)], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+                timeout=seconds, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise NativeUnavailable(f"{maker} took more than {seconds} s") from error
+        if done.returncode:
+            said = done.stderr.strip().splitlines() or ["no message"]
+            # A compiler says more after its first error; the last line of a traceback is the error.
+            reason = next((line for line in said if "error: " in line), said[-1]).strip()
+            raise NativeUnavailable(f"{maker} ended with {done.returncode}: {reason}")
         with output.open("rb") as file:
             os.fsync(file.fileno())
         output.replace(target)

@@ -128,13 +128,6 @@ class ServerModel:
         self._probed = probed
         self._deadline = deadline
 
-    @property
-    def is_available(self) -> bool:
-        return not self.breaker.is_open
-
-    async def wait_available(self) -> None:
-        await self.breaker.wait_closed()
-
     async def encode(self, texts: list[str]) -> Vectors:
         try:
             vectors = await self.breaker.call(lambda: self._server.ask(self._session, texts), self._deadline)

@@ -1,6 +1,7 @@
 """The command `keepgate eval-pairs`. Light until its arguments and its file are known to be right."""
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -97,20 +98,16 @@ def parser() -> _Parser:
 
 
 def _delta(written: str) -> float:
-    delta = _share(written)
-    if delta in (0.0, 1.0):
-        raise argparse.ArgumentTypeError(f"{written!r} is no share; it must be above 0 and below 1, such as 0.01")
-    return delta
+    if 0.0 < (share := _share(written)) < 1.0:
+        return share
+    raise argparse.ArgumentTypeError(f"{written!r} is no share; it must be above 0 and below 1, such as 0.01")
 
 
 def _share(written: str) -> float:
-    try:
-        share = float(written)
-    except ValueError:
-        share = -1.0
-    if not 0.0 <= share <= 1.0:
-        raise argparse.ArgumentTypeError(f"{written!r} is no share; it must be from 0 to 1, such as 0.98")
-    return share
+    with contextlib.suppress(ValueError):
+        if 0.0 <= (share := float(written)) <= 1.0:
+            return share
+    raise argparse.ArgumentTypeError(f"{written!r} is no share; it must be from 0 to 1, such as 0.98")
 
 
 def _show(progress: str) -> None:

@@ -7,7 +7,6 @@ has not been compared with its reference yet is only looked for.
 
 import asyncio
 import json
-import logging.handlers
 import os
 import sys
 import time
@@ -86,15 +85,13 @@ async def _check_server(asked: Asked) -> None:
 
 def _check_encoder(asked: Asked, cache: Path) -> None:
     """Load the model as the service does, which compares its vectors with those of the reference."""
-    listener, log = logging.handlers.BufferingHandler(sys.maxsize), logging.getLogger("cache.semantic.embedding")
-    log.addHandler(listener)
-    log.propagate = False
-    encoder = load_encoder(asked.model, cache, prompt=asked.model_prompt)
+    reasons: list[str] = []
+    encoder = load_encoder(asked.model, cache, asked.model_prompt, warn=reasons.append)
     taken = timeit.repeat(lambda: encoder.encode([_TEXT]), repeat=_TIMES, number=1)
     said = _speed(encoder.name, encoder.dimensions, taken)
-    if listener.buffer:  # a faster runtime was passed over
-        reason = listener.buffer[-1].getMessage()
-        _say("warning", f"{said}; {reason}", _COMPILER if "compiler" in reason else "it is right, and slower")
+    if reasons:
+        advice = _COMPILER if "compiler" in reasons[0] else "it is right, and slower"
+        _say("warning", f"{said}; {reasons[0]}", advice)
     else:
         _say("ok", f"{said}; {_instructions(cache)} kernels, whose vectors are those of the reference")
 
@@ -105,8 +102,7 @@ def _speed(name: str, dimensions: int, taken: Sequence[float]) -> str:
 
 def _instructions(cache: Path) -> str:
     """What the compiled encoder was built for. Raises NativeUnavailable."""
-    lanes = native_library(cache).bert_lanes()
-    return "AVX-512" if lanes == _WIDE_LANES else "AVX2"
+    return "AVX-512" if native_library(cache).bert_lanes() == _WIDE_LANES else "AVX2"
 
 
 def _say(status: str, summary: str, advice: str = "") -> None:

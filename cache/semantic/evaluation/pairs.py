@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,7 @@ def report_on_pairs(pairs: Sequence[LabelledPair], encoder: Encoder, progress: P
 def _similarities(pairs: Sequence[LabelledPair], encoder: Encoder, progress: Progress) -> npt.NDArray[np.float32]:
     """Cosines, float32 [pairs]; 0 where a text is empty, since nothing is ever served for such a one."""
     texts = list(dict.fromkeys(text for pair in pairs for text in (pair.cached, pair.asked)))
-    vectors = vectors_of(texts, encoder, lambda done: progress(f"{done} of {len(texts)} texts embedded"))
+    vectors = vectors_of(texts, encoder, progress)
     vectors[[not text.strip() for text in texts]] = 0.0
     by_text = dict(zip(texts, vectors, strict=True))
     return np.array([by_text[pair.cached] @ by_text[pair.asked] for pair in pairs])
@@ -154,6 +154,7 @@ def _notes(same: Flags, passed: int) -> list[str]:
 def format_pairs_report(report: Report) -> str:
     """The report for a person at a terminal."""
     rows = [("policy", report["policy"]), *((f">= {name}", row) for name, row in report["static"].items())]
+    widths = {"recall": 8, "wrong_share_of_hits": 12, "negatives_served": 12}
     vetoes = (f"{name} {count['positives']}, {count['negatives']}" for name, count in report["vetoes"].items())
     return "\n".join(
         [
@@ -162,7 +163,7 @@ def format_pairs_report(report: Report) -> str:
             "",
             "              vetoes on                      vetoes off",
             "serve         recall  wrong/hits  neg.served  recall  wrong/hits  neg.served",
-            *(f"{name:<12}{_cells(row['vetoes_on'])}{_cells(row['vetoes_off'])}" for name, row in rows),
+            *(f"{name:<12}{cells(row['vetoes_on'], widths)}{cells(row['vetoes_off'], widths)}" for name, row in rows),
             "",
             "recall      share of the positive pairs (label 1) that are answered from the cache",
             "wrong/hits  share of what is answered from the cache that is negative (label 0): a wrong answer",
@@ -176,7 +177,7 @@ def format_pairs_report(report: Report) -> str:
     )
 
 
-def _cells(figures: dict[str, Any]) -> str:
-    shares = (figures["recall"], figures["wrong_share_of_hits"], figures["negatives_served"])
-    recall, wrong, negatives = ("-" if share is None else f"{share:.4f}" for share in shares)
-    return f"{recall:>8}{wrong:>12}{negatives:>12}"
+def cells(figures: Mapping[str, float | None], widths: Mapping[str, int]) -> str:
+    """The shares that `widths` names, in columns of these widths; "-" for one without a whole."""
+    shares = {name: "-" if figures[name] is None else f"{figures[name]:.4f}" for name in widths}
+    return "".join(f"{shares[name]:>{width}}" for name, width in widths.items())

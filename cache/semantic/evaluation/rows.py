@@ -11,6 +11,8 @@ import msgspec
 
 _MAX_FIELD = 10_000_000
 """Characters of a text."""
+_SURPLUS = "\n"
+"""The name of the fields of a record beyond its header, which no column can have."""
 _COLUMNS = "text_a, text_b, label (1, 0, true or false); or question, answer_id and maybe lang"
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -74,18 +76,20 @@ def _text(path: Path) -> str:
 def _csv_records(path: Path, text: str) -> Iterator[Row]:
     """Each record with the number of its last line."""
     csv.field_size_limit(_MAX_FIELD)
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.DictReader(io.StringIO(text, newline=""), restkey=_SURPLUS, strict=True)
     try:
-        names = [name.strip().casefold() for name in next(reader, [])]
+        reader.fieldnames = names = [name.strip().casefold() for name in reader.fieldnames or ()]
         for name in ("question", "answer_id", "lang", "text_a", "text_b", "label"):
             if names.count(name) > 1:
                 raise UnreadableFile(f"{path}, line 1: names the column {name} more than once")
         for record in reader:
-            if record:
-                yield reader.line_num, dict(zip(names, record, strict=False))
+            if _SURPLUS in record:
+                reason = "has more fields than the header; a text with commas must be quoted"
+                raise UnreadableFile(f"{path}, line {reader.line_num}: {reason}")
+            yield reader.line_num, record
     except csv.Error as error:
         reason = f"is no CSV: {error}; a text with quotes must be quoted"
-        raise UnreadableFile(f"{path}, line {reader.line_num}: {reason}") from error
+        raise UnreadableFile(f"{path}, line {reader.reader.line_num}: {reason}") from error
 
 
 def _json_lines(path: Path, text: str) -> Iterator[Row]:

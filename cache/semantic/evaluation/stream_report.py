@@ -7,7 +7,7 @@ import numpy as np
 
 from cache.semantic.embedding.encoder import Encoder, vectors_of
 from cache.semantic.evaluation import simulation
-from cache.semantic.evaluation.pairs import THRESHOLDS, Progress, Report
+from cache.semantic.evaluation.pairs import THRESHOLDS, Progress, Report, cells
 from cache.semantic.evaluation.rows import AskedQuestion
 from cache.semantic.normal_form.normal_form import normal_form
 from cache.semantic.policy.budget import WARM_LABELS
@@ -23,13 +23,10 @@ def report_on_stream(
     """
     once, other_answers = without_repeats(asked)
     texts = [question.text for question in once]
-    vectors = vectors_of(texts, encoder, lambda done: progress(f"{done} of {len(texts)} questions embedded"))
-    stream = simulation.Stream(simulation.Questions.of(texts, [question.answer for question in once]), vectors)
+    questions = simulation.Questions.of(texts, [question.answer for question in once])
+    stream = simulation.Stream(questions, vectors_of(texts, encoder, progress))
     order = np.arange(stream.size)
     run = simulation.serve_in_budget(stream, order, 0, delta, simulation.StreamJudge("simulated", judge))
-    by_threshold = {
-        least: simulation.serve_by_threshold(stream, order, least, with_vetoes=True) for least in THRESHOLDS
-    }
     return {
         "requests": len(asked),
         "repeats": len(asked) - len(once),
@@ -40,7 +37,10 @@ def report_on_stream(
         "delta": delta,
         "judge": {"recall": judge.recall, "false_same": judge.false_same},
         "checkpoints": _checkpoints(run),
-        "static": {f"{least:.2f}": {"hits": of.hits, "wrong": of.wrong} for least, of in by_threshold.items()},
+        "static": {
+            f"{least:.2f}": _shares(simulation.serve_by_threshold(stream, order, least, with_vetoes=True))
+            for least in THRESHOLDS
+        },
         "languages": _languages([question.language for question in once], run),
         "notes": _notes(run, other_answers),
     }
@@ -75,9 +75,12 @@ def _languages(languages: Sequence[str], run: simulation.Run) -> dict[str, Any]:
     figures = {}
     for language in sorted(set(languages)) if any(languages) else ():
         steps = [step for step, of in zip(run.steps, languages, strict=True) if of == language]
-        outcome = simulation.outcome_of(steps)
-        figures[language or "-"] = {"asked": len(steps), "hits": outcome.hits, "wrong": outcome.wrong}
+        figures[language or "-"] = {"asked": len(steps), **_shares(simulation.outcome_of(steps))}
     return figures
+
+
+def _shares(outcome: simulation.Outcome) -> dict[str, float]:
+    return {"hits": outcome.hits, "wrong": outcome.wrong}
 
 
 def _notes(run: simulation.Run, other_answers: int) -> list[str]:
@@ -96,11 +99,9 @@ def _notes(run: simulation.Run, other_answers: int) -> list[str]:
 
 def format_stream_report(report: Report) -> str:
     """The report for a person at a terminal."""
-    judge, columns = report["judge"], ("latest_hits", "hits", "wrong", "audits", "bound")
-    possible = 1 - report["answers"] / report["asked"]
-    languages = [
-        f"{name[:8]:<8}{row['asked']:>8}{_cells(row, 'hits', 'wrong')}" for name, row in report["languages"].items()
-    ]
+    judge, possible = report["judge"], 1 - report["answers"] / report["asked"]
+    columns, shares = dict.fromkeys(("latest_hits", "hits", "wrong", "audits", "bound"), 8), {"hits": 8, "wrong": 8}
+    languages = [f"{name[:8]:<8}{row['asked']:>8}{cells(row, shares)}" for name, row in report["languages"].items()]
     if languages:
         languages = ["", "by language, to the end:", "language   asked    hits   wrong", *languages]
     lines = [
@@ -110,10 +111,10 @@ def format_stream_report(report: Report) -> str:
         f"delta {report['delta']:g}; judge with recall {judge['recall']:g} and false same {judge['false_same']:g}",
         "",
         "   asked" + "".join(f"{name.partition('_')[0]:>8}" for name in columns),
-        *(f"{point['asked']:>8}{_cells(point, *columns)}" for point in report["checkpoints"]),
+        *(f"{point['asked']:>8}{cells(point, columns)}" for point in report["checkpoints"]),
         "",
         "what a fixed similarity would serve, with the vetoes, to the end:",
-        *(f">= {name}{_cells(row, 'hits', 'wrong')}" for name, row in report["static"].items()),
+        *(f">= {name}{cells(row, shares)}" for name, row in report["static"].items()),
         *languages,
         "",
         "asked   questions so far, without repeats; the other columns are shares of them",
@@ -124,7 +125,3 @@ def format_stream_report(report: Report) -> str:
         *report["notes"],
     ]
     return "\n".join(lines)
-
-
-def _cells(figures: dict[str, float], *names: str) -> str:
-    return "".join(f"{figures[name]:>8.4f}" for name in names)

@@ -104,7 +104,8 @@ async def open_service(config: Config, load: Load) -> AsyncIterator[Service]:
         judge_share = 1.0 if config.judge == EMBEDDING else config.judge_share
         learner = Learner(patient, neighbours, Answers(store), judge, labels, config.capacity, judge_share, shared)
         cache = SemanticCache(embedder, learner, decisions, shares_purges=store is not None)
-        works = [*(watch() for watch in embedders.watches), learner.work(), _maintain(cache, learner, store, config)]
+        works = [each.model.breaker.watch() for each in embedders]
+        works += [learner.work(), _maintain(cache, learner, store, config)]
         sharing = None
         if shared is not None and store is not None:
             sharing = Sharing(shared, learner, patient, cache.report_wrong_answer)

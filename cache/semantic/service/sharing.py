@@ -161,6 +161,6 @@ class Sharing:
                 try:
                     return await self._embedder.embed(text)
                 except EmbeddingError:
-                    tries += self._embedder.model.is_available
-                    await self._embedder.model.wait_available()
+                    tries += not self._embedder.model.breaker.is_open
+                    await self._embedder.model.breaker.wait_closed()
         return None

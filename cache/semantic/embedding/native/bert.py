@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,23 +21,17 @@ _WEIGHT_MAX, _INT32_MAX = 2**11 - 1, 2**31 - 1
 # Below all weights of a model; its inverse is still a finite float.
 _MIN = 1e-30
 
-_KNOWN: dict[str, tuple[object, ...]] = {
-    "model_type": ("bert", "xlm-roberta"),
-    "hidden_act": ("gelu",),
-    "position_embedding_type": ("absolute",),
-    "is_decoder": (False,),
-}
-_POOLINGS = ("mean", "cls")
-_OLD_POOLINGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+_KNOWN = "encoders of the types bert and xlm-roberta, with gelu and absolute positions"
+_POOLS_FIRST = {"mean": False, "pooling_mode_mean_tokens": False, "cls": True, "pooling_mode_cls_token": True}
 _POSITIONS = "embeddings.position_embeddings.weight"
 
 
 class _Sizes(msgspec.Struct):
     """Of a model's config.json, in the order of `bert.cpp`."""
 
-    num_hidden_layers: int
+    num_hidden_layers: Annotated[int, msgspec.Meta(ge=1)]
     hidden_size: int
-    num_attention_heads: int
+    num_attention_heads: Annotated[int, msgspec.Meta(ge=1)]
     intermediate_size: int
     vocab_size: int
     max_position_embeddings: int
@@ -47,12 +41,16 @@ class _Sizes(msgspec.Struct):
 class _Config(_Sizes):
     """Other keys change no vector."""
 
-    model_type: str
+    model_type: Literal["bert", "xlm-roberta"]
     pad_token_id: int | None = None
     layer_norm_eps: float = 1e-12
-    hidden_act: str = "gelu"
-    position_embedding_type: str = "absolute"
+    hidden_act: Literal["gelu"] = "gelu"
+    position_embedding_type: Literal["absolute"] = "absolute"
     is_decoder: bool = False
+
+    def __post_init__(self) -> None:
+        if self.is_decoder or self.hidden_size % self.num_attention_heads:
+            raise ValueError("is_decoder is true, or num_attention_heads do not share hidden_size evenly")
 
 
 class _Module(msgspec.Struct):
@@ -104,14 +102,13 @@ def read_bert(folder: Path) -> Bert:
             msgspec.json.decode((transformer / name).read_bytes(), type=_Limit)
             for name in ("sentence_bert_config.json", "tokenizer_config.json")
         )
-        _check(config)
         tokenizer = Tokenizer.from_file(str(transformer / "tokenizer.json"))
         tensors = load_file(transformer / "model.safetensors")
     except NativeUnavailable:
         raise
     # The tokenizers and safetensors raise errors of their own, some without a class.
     except Exception as error:
-        raise NativeUnavailable(f"it does not know a model with such files: {error}") from error
+        raise NativeUnavailable(f"it knows {_KNOWN}, and no model with such files: {error}") from error
     weights = {
         name.removeprefix("bert.").removeprefix("roberta."): np.asarray(tensor, np.float32)
         for name, tensor in tensors.items()
@@ -125,29 +122,19 @@ def read_bert(folder: Path) -> Bert:
         config.max_position_embeddings -= first
     positions = config.max_position_embeddings
     tokenizer.no_padding()
-    tokenizer.enable_truncation(
-        int(min(of_model.max_seq_length or of_tokenizer.model_max_length or positions, positions))
-    )
+    longest = of_model.max_seq_length or of_tokenizer.model_max_length or positions
+    tokenizer.enable_truncation(int(min(longest, positions)))
     sizes = (getattr(config, name) for name in _Sizes.__struct_fields__)
     return Bert(Shape(*sizes, _pools_first(pooling), config.layer_norm_eps), tokenizer, weights)
-
-
-def _check(config: _Config) -> None:
-    for field, values in _KNOWN.items():
-        if getattr(config, field) not in values:
-            raise NativeUnavailable(f"it does not know a model whose {field} is {getattr(config, field)!r}")
-    if min(config.num_hidden_layers, config.num_attention_heads) < 1 or config.hidden_size % config.num_attention_heads:
-        raise NativeUnavailable("it does not know a model without layers, or whose heads do not share its width evenly")
 
 
 def _pools_first(config: dict[str, object]) -> bool:
     """Whether a text's vector is that of its first token, and not the mean."""
     named = config.get("pooling_mode")
-    modes = [named] if named else [_OLD_POOLINGS.get(key, key) for key, value in config.items() if value is True]
-    modes = [mode for mode in modes if mode != "include_prompt"]
-    if len(modes) != 1 or modes[0] not in _POOLINGS or config.get("include_prompt") is False:
+    modes = [named] if named else [key for key, value in config.items() if value is True and key != "include_prompt"]
+    if len(modes) != 1 or str(modes[0]) not in _POOLS_FIRST or config.get("include_prompt") is False:
         raise NativeUnavailable(f"it does not know the pooling {modes}, or one that leaves the prompt out")
-    return modes[0] == "cls"
+    return _POOLS_FIRST[str(modes[0])]
 
 
 def packed_model(bert: Bert, panel: int, activation_max: int) -> Bytes:

@@ -5,14 +5,12 @@ The machine's own compiler builds it, once, into a folder of the user's cache.
 
 import ctypes
 import os
-import platform
 import shutil
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import xxhash
-from tokenizers import Encoding
 
 from cache.semantic.embedding.encoder import Vectors, unit, well_formed
 from cache.semantic.embedding.errors import NativeUnavailable
@@ -22,8 +20,6 @@ from cache.semantic.embedding.native.bert import aligned, packed_model, read_ber
 _SOURCE = Path(__file__).with_name("bert.cpp")
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC")
 _LONGEST_BUILD = 120
-# Tokens of a call, unless a single text has more: its numbers fit in a core's second-level cache.
-_MAX_TOKENS = 256
 _INT32, _INT64, _FLOAT, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 
@@ -33,7 +29,7 @@ class NativeEncoder:
     A vector is bitwise the same alone and in any batch.
     """
 
-    def __init__(self, files: ModelFiles, fingerprint: str, cache: Path) -> None:
+    def __init__(self, files: ModelFiles, cache: Path) -> None:
         """Raises NativeUnavailable if the model, its weights or the machine do not fit.
 
         Args:
@@ -51,27 +47,17 @@ class NativeEncoder:
         self._prompt = files.prompt
         self._tokenizer = bert.tokenizer
         self.name = f"{files.name}, compiled"
-        self.fingerprint = fingerprint
+        self.fingerprint = files.fingerprint()
         self.dimensions = bert.shape.hidden_size
 
     def encode(self, texts: list[str]) -> Vectors:
         """Raises ValueError if a token is not in the model's tables."""
-        vectors = np.empty((len(texts), self.dimensions), np.float32)
         encodings = [self._tokenizer.encode(well_formed(self._prompt + text)) for text in texts]
-        first = tokens = 0
-        for place, encoding in enumerate(encodings):
-            if place > first and tokens + len(encoding) > _MAX_TOKENS:
-                self._compute(encodings[first:place], vectors[first:place])
-                first, tokens = place, 0
-            tokens += len(encoding)
-        self._compute(encodings[first:], vectors[first:])
-        return unit(vectors)
-
-    def _compute(self, encodings: list[Encoding], vectors: Vectors) -> None:
         lengths = [len(each) for each in encodings]
         starts = np.cumsum([0, *lengths], dtype=np.int32)
         token_ids = np.array([number for each in encodings for number in each.ids], np.int32)
         type_ids = np.array([number for each in encodings for number in each.type_ids], np.int32)
+        vectors = np.empty((len(texts), self.dimensions), np.float32)
         shape = ctypes.byref(self._shape)
         needed = self._library.bert_work_bytes(shape, int(starts[-1]), max(lengths, default=0))
         arrays = (starts, token_ids, type_ids, aligned(needed), vectors)
@@ -80,6 +66,7 @@ class NativeEncoder:
         )
         if failed:
             raise ValueError("the tokenizer gives numbers that the model has no row for")
+        return unit(vectors)
 
 
 def native_library(cache: Path) -> ctypes.CDLL:
@@ -97,28 +84,16 @@ def native_library(cache: Path) -> ctypes.CDLL:
     try:
         target = cache / f"bert-{_digest(compiler)}.so"
         if not target.is_file():
-            make_file(target, (compiler, *_FLAGS, str(_SOURCE), "-o"), _LONGEST_BUILD)
+            make_file(target, compiler, (compiler, *_FLAGS, str(_SOURCE), "-o"), _LONGEST_BUILD)
         return ctypes.CDLL(str(target))
-    except subprocess.CalledProcessError as error:
-        reason = next((line for line in error.stderr.splitlines() if "error" in line), "no message")
-        raise NativeUnavailable(f"{compiler} refuses its source: {reason.strip()}") from error
-    except subprocess.TimeoutExpired as error:
-        raise NativeUnavailable(f"{compiler} took more than {_LONGEST_BUILD} s for its source") from error
     except OSError as error:
         raise NativeUnavailable(f"it cannot be built or loaded: {error}") from error
 
 
 def _digest(compiler: str) -> str:
     """The name of the build: a digest of source, flags, compiler and CPU features."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout  # noqa: S603  the user's compiler
-    parts = (_SOURCE.read_text("utf-8"), *_FLAGS, version, platform.machine(), _cpu_features())
-    return xxhash.xxh3_128_hexdigest("\0".join(parts).encode())
-
-
-def _cpu_features() -> str:
-    """What -march=native depends on."""
-    path = Path("/proc/cpuinfo")
-    if not path.is_file():
-        return platform.processor()
-    lines = path.read_text("utf-8", "replace").splitlines()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    # Its predefined macros have its version, and each feature that -march=native finds.
+    macros = subprocess.run(  # noqa: S603  the user's compiler
+        [compiler, *_FLAGS, "-dM", "-E", "-x", "c++", os.devnull], capture_output=True, text=True, check=False
+    ).stdout
+    return xxhash.xxh3_128_hexdigest("\0".join((_SOURCE.read_text("utf-8"), *_FLAGS, macros)).encode())

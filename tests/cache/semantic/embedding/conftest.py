@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from cache.semantic.embedding.encoder import Encoder
+from cache.semantic.embedding.load import TorchEncoder
 from cache.semantic.embedding.model_files import ModelFiles
-from cache.semantic.embedding.torch_encoder import TorchEncoder
 from tests.cache.semantic.embedding import models
 
 
@@ -19,4 +19,4 @@ def plain_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def encoder(plain_model: Path) -> Encoder:
     """The small model on torch."""
-    return TorchEncoder(ModelFiles("tiny", plain_model), "f")
+    return TorchEncoder(ModelFiles("tiny", plain_model))

@@ -17,11 +17,10 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 
 from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.embedding.errors import NativeUnavailable
-from cache.semantic.embedding.load import check_against_reference, reference_file
+from cache.semantic.embedding.load import TorchEncoder, check_against_reference, reference_file
 from cache.semantic.embedding.model_files import ModelFiles, find_model
 from cache.semantic.embedding.native.bert import rounded
 from cache.semantic.embedding.native.encoder import NativeEncoder
-from cache.semantic.embedding.torch_encoder import TorchEncoder
 from tests.cache.semantic.embedding import models
 
 TEXTS = ["How do I top up?", "why " * 100, "", "  ", "Ünïcödé 我的银行卡", *(f"{'a b ' * n}c" for n in range(9))]
@@ -37,7 +36,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def compiled(model: Path, cache: Path) -> NativeEncoder:
     """As `load_encoder` compiles and checks it."""
     files = ModelFiles("tiny", model)
-    encoder = NativeEncoder(files, files.fingerprint(), cache)
+    encoder = NativeEncoder(files, cache)
     check_against_reference(encoder, files, cache)
     return encoder
 
@@ -62,7 +61,7 @@ def test_any_width_has_the_vectors_of_the_reference(
     )  # fmt: skip
     encoder = compiled(model, cache)
     assert encoder.dimensions == hidden
-    expected = TorchEncoder(ModelFiles("tiny", model), "f").encode(TEXTS)
+    expected = TorchEncoder(ModelFiles("tiny", model)).encode(TEXTS)
     np.testing.assert_allclose((encoder.encode(TEXTS) * expected).sum(axis=1), 1, atol=2e-5)
 
 
@@ -70,7 +69,7 @@ def test_the_default_model_has_the_vectors_of_the_reference(minilm: Encoder) -> 
     """The default model is compiled and has the vectors of the reference."""
     assert minilm.name == "all-MiniLM-L6-v2, compiled"
     texts = [*TEXTS, "Where is my card? " * 100, *(f"What is the fee for {n} euros?" for n in range(40))]
-    expected = TorchEncoder(find_model("default"), "f").encode(texts)
+    expected = TorchEncoder(find_model("default")).encode(texts)
     np.testing.assert_allclose((minilm.encode(texts) * expected).sum(axis=1), 1, atol=2e-5)
 
 
@@ -151,16 +150,21 @@ def reweighted(change: Callable[[dict[str, npt.NDArray[np.float32]]], object]) -
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (changed("config.json", model_type="mpnet"), r"whose model_type is 'mpnet'"),
-        (changed("config.json", hidden_act="relu"), r"whose hidden_act is 'relu'"),
-        (changed("config.json", position_embedding_type="relative_key"), r"position_embedding_type is 'relative_key'"),
-        (changed("config.json", num_attention_heads=5), r"whose heads do not share its width evenly"),
+        (changed("config.json", model_type="mpnet"), r"types bert and .* enum value 'mpnet' - at `\$\.model_type`"),
+        (changed("config.json", hidden_act="relu"), r"with gelu .* enum value 'relu' - at `\$\.hidden_act`"),
+        (
+            changed("config.json", position_embedding_type="relative_key"),
+            r"value 'relative_key' - at `\$\.position_",
+        ),
+        (changed("config.json", num_attention_heads=5), r"num_attention_heads do not share hidden_size evenly"),
+        (changed("config.json", num_hidden_layers=0), r"Expected `int` >= 1 - at `\$\.num_hidden_layers`"),
+        (changed("config.json", is_decoder=True), r"is_decoder is true"),
         (changed("config.json", intermediate_size=60), r"not those of its config\.json: .*\(64, 32\), not \(60, 32\)"),
         (changed("1_Pooling/config.json", pooling_mode="max"), r"the pooling \['max'\]"),
         (changed("1_Pooling/config.json", pooling_mode=["mean", "cls"]), r"the pooling \[\['mean', 'cls'\]\]"),
         (lambda model: (model / "modules.json").write_text("[]"), r"does not know a model of "),
-        (lambda model: (model / "config.json").unlink(), r"a model with such files: .*config\.json"),
-        (lambda model: (model / "model.safetensors").unlink(), r"a model with such files: .*model\.safetensors"),
+        (lambda model: (model / "config.json").unlink(), r"no model with such files: .*config\.json"),
+        (lambda model: (model / "model.safetensors").unlink(), r"no model with such files: .*model\.safetensors"),
         (reweighted(lambda w: w.pop("embeddings.LayerNorm.bias")), r"not those of its config\.json"),
         (
             reweighted(lambda w: w["embeddings.LayerNorm.bias"].fill(np.nan)),
@@ -180,7 +184,7 @@ def test_an_unsupported_model_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize(
-    ("compiler", "reason"), [("no-such-compiler", "no C\\+\\+ compiler"), ("false", "refuses its source: no message")]
+    ("compiler", "reason"), [("no-such-compiler", "no C\\+\\+ compiler"), ("false", "false ended with 1: no message")]
 )
 def test_a_missing_or_failing_compiler_is_reported(
     compiler: str, reason: str, plain_model: Path, tmp_path: Path,

@@ -30,7 +30,7 @@ async def api(encoder: Encoder) -> AsyncIterator[EmbeddingsApi]:
 async def opened(server: EmbeddingServer, deadline: float = PATIENT) -> AsyncIterator[Embedders]:
     """The embedders of a server, watched."""
     async with open_embedders(server, PATIENT, deadline) as embedders:
-        watching = [asyncio.create_task(watch()) for watch in embedders.watches]
+        watching = [asyncio.create_task(each.model.breaker.watch()) for each in embedders]
         try:
             yield embedders
         finally:
@@ -104,11 +104,11 @@ async def test_a_server_that_hangs_costs_one_deadline_once(api: EmbeddingsApi) -
         for text in ("a", "b", "c"):
             with pytest.raises(EmbeddingFailed):
                 await lookups.embed(text)
-        assert (lookups.model.is_available, lookups.model.failures) == (False, 1)
+        assert (lookups.model.breaker.is_open, lookups.model.failures) == (True, 1)
         assert embedders.figures()["available"] is False
-        assert embedders.background.model.is_available, "its deadline has not passed"
+        assert not embedders.background.model.breaker.is_open, "its deadline has not passed"
         api.goes_on.set()
-        await asyncio.wait_for(lookups.model.wait_available(), PATIENT)
+        await asyncio.wait_for(lookups.model.breaker.wait_closed(), PATIENT)
         assert (await lookups.embed("d")).shape == (lookups.model.dimensions,)
     assert {"a", "b", "c"} & set(api.asked) == {"a"}, "one deadline, not three"
 
@@ -136,7 +136,7 @@ async def test_a_reply_without_embeddings_is_a_failure_of_the_server(api: Embedd
         api.body = body
         with pytest.raises(EmbeddingFailed) as failure:
             await embedders.lookups.embed("a secret question")
-        assert not embedders.lookups.model.is_available
+        assert embedders.lookups.model.breaker.is_open
         assert "secret" not in str(failure.value)
 
 
@@ -159,7 +159,7 @@ async def test_a_key_that_is_refused_is_a_failure_of_the_server(api: EmbeddingsA
                 await embedders.lookups.embed("x")
             assert len(api.requests) >= before + 1
             api.status = 200
-            await asyncio.wait_for(embedders.lookups.model.wait_available(), PATIENT)
+            await asyncio.wait_for(embedders.lookups.model.breaker.wait_closed(), PATIENT)
 
 
 async def test_a_server_that_is_down_at_first_is_waited_for(
@@ -188,7 +188,7 @@ async def test_another_model_under_the_same_name_is_noticed(
 ) -> None:
     """After an outage, or as soon as a vector has another length, the watch ends with an error."""
     async with open_embedders(EmbeddingServer(api.url, "m"), PATIENT, PATIENT) as embedders:
-        watching = asyncio.create_task(embedders.watches[0]())
+        watching = asyncio.create_task(embedders.lookups.model.breaker.watch())
         if is_wider:
             api.encoder = minilm
         else:

@@ -2,8 +2,7 @@
 
 import asyncio
 import json
-import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -13,15 +12,6 @@ from cache.semantic.embedding.errors import NativeUnavailable
 from cache.semantic.embedding.model_files import models_folder
 from cache.semantic.evaluation import check
 from tests.cache.semantic.embedding.embedding_server import EmbeddingsApi, embedding_server
-
-
-@pytest.fixture(autouse=True)
-def log_as_before() -> Iterator[None]:
-    """The check listens to a logger of its own process."""
-    log = logging.getLogger("cache.semantic.embedding")
-    before = log.propagate, list(log.handlers)
-    yield
-    log.propagate, log.handlers = before
 
 
 @pytest.fixture
