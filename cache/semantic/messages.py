@@ -48,9 +48,9 @@ class LookupRequest(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
 class LookupReply(msgspec.Struct, frozen=True, array_like=True):
     """The reply to `LookupRequest`. `query` is its number, for the answer that may follow.
 
-    `similarity` is that of the question that vouches for the answer which most votes are for, or of the nearest one
-    that has it, where there is a veto; `risk` is the probability that this answer is wrong. Both are None where nobody
-    knows.
+    `similarity` is that of the question that vouches for the answer which is meant, or of the nearest one that has it,
+    where there is a veto; `risk` is the probability that this answer is wrong. Both are None where nobody knows. The
+    answer of most votes is meant or, with a threshold, that of the nearest neighbour.
     `entry` is an answer to that question that may go to who asks, computed at `created` (Unix seconds); "" for none.
     """
 
@@ -104,7 +104,7 @@ class ExplainRequest(msgspec.Struct, frozen=True, array_like=True, tag="explain"
 class ExplainedNeighbour(msgspec.Struct, frozen=True, array_like=True):
     """A question near to another: its entry, and the cosine of the two.
 
-    `has_answer` says whether it has the answer that most votes are for, and so is one of those that a lookup compares
+    `has_answer` says whether it has the answer that is meant, and so is one of those that a lookup compares
     the new question with; `veto` is then the name of what forbids that it vouches for this answer, or "".
     """
 

@@ -1,4 +1,4 @@
-"""The configured embedding model, compiled where that gives the vectors of sentence-transformers.
+"""The configured embedding model: compiled, or on torch where that does not give the vectors of sentence-transformers.
 
 ``python -m cache.semantic.embedding.load NAME MODEL_FOLDER PROMPT FILE.npy`` writes the vectors to compare with.
 """
@@ -72,7 +72,10 @@ def load_encoder(
 
 
 class TorchEncoder:
-    """The reference, sentence-transformers itself: for any model; a short text takes several times as long."""
+    """The reference, sentence-transformers itself: for any model.
+
+    It takes several times as long for a short text as the compiled encoder.
+    """
 
     def __init__(self, files: ModelFiles) -> None:
         """Raises ModelUnusable when sentence-transformers cannot read the model. Sets the process's torch threads.
@@ -155,5 +158,8 @@ def _lowest_cosine(vectors: Vectors, expected: Vectors) -> float:
 
 if __name__ == "__main__":
     name, folder, prompt, output = sys.argv[1:]
-    reference = TorchEncoder(ModelFiles(name, Path(folder), prompt))
+    try:
+        reference = TorchEncoder(ModelFiles(name, Path(folder), prompt))
+    except ModelUnusable as unusable:
+        sys.exit(str(unusable))
     np.save(output, np.vstack([reference.encode([text]) for text in _TEXTS]))

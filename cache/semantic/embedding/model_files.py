@@ -63,8 +63,8 @@ def _query_prompt(folder: Path) -> str:
 def find_model(model: str, prompt: str | None = None) -> ModelFiles:
     """The files of a model: "default", a folder, or the name of one that the machine's hub cache holds.
 
-    `prompt` is put before every text, in place of what the model's own files say. Raises ModelUnusable, and ImportError
-    where a name needs a package that is not installed; never downloads.
+    `prompt` is put before every text, in place of what the model's own files say. Raises ModelUnusable; never
+    downloads.
     """
     if model == DEFAULT:
         return ModelFiles("all-MiniLM-L6-v2", _default_folder(), prompt or "")
@@ -97,8 +97,13 @@ def _default_folder() -> Path:
 
 
 def _hub_folder(model: str) -> Path:
-    from huggingface_hub import snapshot_download
-
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise ModelUnusable(
+            f"{SETTING}: {model!r} is not a folder, and to look for it in the hub's cache the extra is needed:"
+            " pip install 'keepgate[semantic]'"
+        ) from error
     name = model if "/" in model else f"{_OWNER}/{model}"
     try:
         return Path(snapshot_download(name, local_files_only=True))

@@ -79,11 +79,13 @@ def _csv_records(path: Path, text: str) -> Iterator[Row]:
     reader = csv.DictReader(io.StringIO(text, newline=""), restkey=_SURPLUS, strict=True)
     try:
         reader.fieldnames = names = [name.strip().casefold() for name in reader.fieldnames or ()]
+        if text and not any(names):
+            raise UnreadableFile(f"{path}, line 1: names no column; a row must have {_COLUMNS}")
         for name in ("question", "answer_id", "lang", "text_a", "text_b", "label"):
             if names.count(name) > 1:
                 raise UnreadableFile(f"{path}, line 1: names the column {name} more than once")
         for record in reader:
-            if _SURPLUS in record:
+            if any(record.get(_SURPLUS, ())):
                 reason = "has more fields than the header; a text with commas must be quoted"
                 raise UnreadableFile(f"{path}, line {reader.line_num}: {reason}")
             yield reader.line_num, record

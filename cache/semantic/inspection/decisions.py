@@ -47,7 +47,7 @@ class Decisions:
 
     def __init__(self, what_if: WhatIf | None, shows_questions: bool) -> None:
         self._what_if = what_if
-        self._shows_questions = shows_questions
+        self.shows_questions = shows_questions
         self._shown: deque[messages.SemanticDecision] = deque(maxlen=KEPT)
         self._last = 0
 
@@ -65,8 +65,6 @@ class Decisions:
             return None
         self._last += 1
         shown.id = self._last
-        if not self._shows_questions:
-            shown.question = shown.stored_question = None
         self._shown.append(shown)
         return WatchedDecision(shown, request)
 

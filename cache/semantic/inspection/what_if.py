@@ -142,17 +142,17 @@ class WhatIf:
 
     async def _points(self, begun: dict[int, Tally], step: Step, numbers: range) -> tuple[WhatIfPoint, ...]:
         """Those of `numbers`. The share of wrong answers is of all steps up to each."""
-        sums = sum((tally for number, tally in begun.items() if number < numbers.start), Tally())
-        points = []
-        for number in numbers:
+        sums, points = Tally(), []
+        for place, number in enumerate(sorted(begun.keys() | set(numbers))):
             tally = begun.get(number, Tally())
             sums += tally
-            wrong, upper = sums.wrong_share(self._judge) if sums.requests else (None, None)
-            points.append(
-                WhatIfPoint(
-                    time=number * step, requests=tally.requests, hits=tally.hits, wrong=wrong, wrong_upper=upper
+            if number in numbers:
+                wrong, upper = sums.wrong_share(self._judge) if sums.requests else (None, None)
+                points.append(
+                    WhatIfPoint(
+                        time=number * step, requests=tally.requests, hits=tally.hits, wrong=wrong, wrong_upper=upper
+                    )
                 )
-            )
-            if number % _AT_ONCE == 0:
+            if place % _AT_ONCE == 0:
                 await asyncio.sleep(0)
         return tuple(points)

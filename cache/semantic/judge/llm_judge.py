@@ -90,8 +90,10 @@ class LlmJudge:
                 return score_of(reply)
             except StoreUnavailable:
                 pass  # the breaker has logged why
-            except BadReply as failure:
-                log.warning("The judge at %s gave no verdict: %s", self._host, failure)
+            except ValueError as failure:
+                # Messages of other errors may quote what was sent, or the reply.
+                why = failure if isinstance(failure, BadReply) else type(failure).__name__
+                log.warning("The judge at %s gave no verdict: %s", self._host, why)
         self.failures += 1
         return None
 
@@ -99,11 +101,11 @@ class LlmJudge:
         """Sends a trivial comparison. Raises StoreUnavailable if the reply is no chat completion."""
         try:
             await self._ask(self._asked, "What is 1 + 1?", "2", "Two")
-        except BadReply as error:
+        except ValueError as error:
             raise StoreUnavailable(str(error)) from error
 
     async def _ask(self, model: str, question: str, fresh: str, cached: str) -> str:
-        """The model's reply. Raises BadReply if it is no chat completion."""
+        """The model's reply. Raises BadReply if it is no chat completion, and ValueError if it cannot be requested."""
         self._asked = model
         body = {
             "model": model,

@@ -20,7 +20,7 @@ COMPARED_ANSWERS, LEAST_COMPARED = 4, 0.5
 one whose answer would have been served."""
 
 LABEL = "label"
-"""The kind of a label, for `freeze` and `thaw`: about a hundred bytes."""
+"""The kind of a label, for `freeze` and `thaw`."""
 # Those of real evidence are below 15; with much larger ones a policy would reckon itself out of all bounds.
 _MAX_FEATURE = 100.0
 _MIN_CALLED_DIFFERENT = 1e-12
@@ -29,7 +29,8 @@ _Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 
 
 class Evidence(NamedTuple):
-    """The answer that most votes of the neighbours are for, and what speaks for it.
+    """The answer that is meant and what is known of it. That of most votes is meant or, with a fixed threshold, that of
+    the nearest neighbour.
 
     `members` are the places of the neighbours that have this `answer`, nearest first; `similarity` is that of the one
     that vouches for it, the nearest until their texts are compared. `features` are float64 [FEATURES of the policy],

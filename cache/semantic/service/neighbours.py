@@ -33,7 +33,7 @@ class Neighbour(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """The answer that most votes of a question's neighbours are for, after a comparison of their texts.
+    """The answer of a question's neighbours that the policy means, after a comparison of their texts.
 
     `neighbour` is the one whose question vouches for it. Where a `veto` forbids the answer, it is the nearest that has
     it, and `evidence` has nothing of their texts. `vetoes` are those of `evidence.members`, "" for none.

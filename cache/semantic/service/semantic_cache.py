@@ -115,7 +115,7 @@ class SemanticCache:
     async def _candidate(
         self, ask: messages.LookupRequest | messages.ExplainRequest, near: list[Neighbour]
     ) -> Candidate:
-        """Counts the votes which answer is meant, and compares the text with the questions that have it."""
+        """Has the policy say which answer is meant, and compares the text with the questions that have it."""
         evidence = self._policy(ask).vote([(record.answer, similarity) for record, similarity in near])
         # Reading a long text takes milliseconds; an operator's question can wait for a thread as well.
         if len(ask.text) > _LONG_TEXT or isinstance(ask, messages.ExplainRequest):
@@ -139,6 +139,8 @@ class SemanticCache:
         shown = None
         if candidate is not None and candidate.neighbour.similarity >= LEAST_COMPARED:
             shown = _shown(ask, candidate, policy, unvetoed or decision, unwanted)
+            if self.decisions.shows_questions:
+                shown.question, shown.stored_question = ask.text, candidate.neighbour.record.text
         watched = self.decisions.add(ask, decision, max_risk, shown)
         # With a threshold of its own a request is outside the budget: it spends nothing, and is no label.
         learned = None if ask.threshold else evidence
@@ -198,8 +200,8 @@ class SemanticCache:
 
     def report_wrong_answer(self, entry: str) -> int:
         """Learns that the last serving of an entry was wrong; returns how many labels."""
-        keys = [key for key, served in self._served.items() if served.entry == entry]
-        return self._complain(keys[-1]) if keys else 0
+        key = next((key for key, served in reversed(self._served.items()) if served.entry == entry), None)
+        return 0 if key is None else self._complain(key)
 
     def _note_hit(self, query: Query) -> None:
         """The answer goes to the client, if there is one that still waits."""
@@ -246,8 +248,6 @@ def _shown(
         outcome=outcome,
         reason=candidate.veto if outcome == "vetoed" else unwanted or unvetoed.refusal,
         audit=unvetoed.audit and ask.serve,
-        question=ask.text,
-        stored_question=record.text,
     )
 
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from cache.errors import StoreUnavailable
 from cache.exact import ExactCache
-from cache.semantic.embedding.embedder import Embedders, open_embedder, open_embedders
+from cache.semantic.embedding.embedder import Embedder, Embedders, open_embedder, open_embedders
 from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.embedding.model_files import DEFAULT
 from cache.semantic.embedding.server import EmbeddingServer
@@ -71,12 +71,19 @@ async def open_service(config: Config, load: Load) -> AsyncIterator[Service]:
             source = EmbeddingServer(config.model_url, config.model, config.model_key, config.model_prompt or "")
         waiting, asking = config.deadline * _SHARE_FOR_WAITING, config.deadline * SHARE_FOR_ASKING
         embedders = await stack.enter_async_context(open_embedders(source, waiting, asking))
-        embedder, patient, model = embedders.lookups, embedders.background, embedders.lookups.model
-        judging = patient
+        judging = embedders.background
         is_default = config.model == DEFAULT and not config.model_url and config.model_prompt is None
         if config.judge == EMBEDDING and not is_default:  # its coefficients are fitted to the default model
             encoder = await asyncio.to_thread(load, DEFAULT, None)
             judging = await stack.enter_async_context(open_embedder(encoder, patient=True))
+        await stack.enter_async_context(_running(config, embedders, judging, service))
+        yield service
+
+
+@asynccontextmanager
+async def _running(config: Config, embedders: Embedders, judging: Embedder, service: Service) -> AsyncIterator[None]:
+    embedder, patient, model = embedders.lookups, embedders.background, embedders.lookups.model
+    async with contextlib.AsyncExitStack() as stack:
         encryption = encryption_with(config.encryption_keys)
         store, shared = None, None
         if config.redis:
@@ -123,7 +130,7 @@ async def open_service(config: Config, load: Load) -> AsyncIterator[Service]:
             running = [group.create_task(work) for work in works]
             await service.begin(cache, describe)
             try:
-                yield service
+                yield
             finally:
                 service.end()
                 for task in running:

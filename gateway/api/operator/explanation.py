@@ -63,7 +63,7 @@ class NearEntry(msgspec.Struct, kw_only=True):
     """An entry that is nearly the answer. `differences` is null for an entry that does not know its request.
 
     Of what the semantic cache has found, `similarity` is the cosine of the questions, and `has_answer` says whether the
-    entry has the answer that most votes are for; `veto` is then the name of what forbids that its question vouches for
+    entry has the answer that is meant; `veto` is then the name of what forbids that its question vouches for
     this answer. What a veto is against one question may be no more than a feature where several have the answer.
     """
 

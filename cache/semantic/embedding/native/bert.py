@@ -49,8 +49,10 @@ class _Config(_Sizes):
     is_decoder: bool = False
 
     def __post_init__(self) -> None:
-        if self.is_decoder or self.hidden_size % self.num_attention_heads:
-            raise ValueError("is_decoder is true, or num_attention_heads do not share hidden_size evenly")
+        if self.is_decoder:
+            raise ValueError("is_decoder is true")
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError("num_attention_heads do not share hidden_size evenly")
 
 
 class _Module(msgspec.Struct):

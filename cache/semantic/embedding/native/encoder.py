@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
+from tokenizers import Encoding
 
 from cache.semantic.embedding.encoder import Vectors, unit, well_formed
 from cache.semantic.embedding.errors import NativeUnavailable
@@ -20,6 +21,8 @@ from cache.semantic.embedding.native.bert import aligned, packed_model, read_ber
 _SOURCE = Path(__file__).with_name("bert.cpp")
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC")
 _LONGEST_BUILD = 120
+# Tokens of a call, unless a single text has more: its numbers fit in a core's second-level cache.
+_MAX_TOKENS = 256
 _INT32, _INT64, _FLOAT, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 
@@ -52,12 +55,22 @@ class NativeEncoder:
 
     def encode(self, texts: list[str]) -> Vectors:
         """Raises ValueError if a token is not in the model's tables."""
+        vectors = np.empty((len(texts), self.dimensions), np.float32)
         encodings = [self._tokenizer.encode(well_formed(self._prompt + text)) for text in texts]
+        first = tokens = 0
+        for place, encoding in enumerate(encodings):
+            if place > first and tokens + len(encoding) > _MAX_TOKENS:
+                self._compute(encodings[first:place], vectors[first:place])
+                first, tokens = place, 0
+            tokens += len(encoding)
+        self._compute(encodings[first:], vectors[first:])
+        return unit(vectors)
+
+    def _compute(self, encodings: list[Encoding], vectors: Vectors) -> None:
         lengths = [len(each) for each in encodings]
         starts = np.cumsum([0, *lengths], dtype=np.int32)
         token_ids = np.array([number for each in encodings for number in each.ids], np.int32)
         type_ids = np.array([number for each in encodings for number in each.type_ids], np.int32)
-        vectors = np.empty((len(texts), self.dimensions), np.float32)
         shape = ctypes.byref(self._shape)
         needed = self._library.bert_work_bytes(shape, int(starts[-1]), max(lengths, default=0))
         arrays = (starts, token_ids, type_ids, aligned(needed), vectors)
@@ -66,7 +79,6 @@ class NativeEncoder:
         )
         if failed:
             raise ValueError("the tokenizer gives numbers that the model has no row for")
-        return unit(vectors)
 
 
 def native_library(cache: Path) -> ctypes.CDLL:

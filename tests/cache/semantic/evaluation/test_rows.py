@@ -68,6 +68,7 @@ def test_a_stream_is_read_from_either_form_of_file(tmp_path: Path) -> None:
         ("a.csv", PAIRS.encode() + b"a,b,1\na,\xff,1\n", "line 3: is not UTF-8"),
         ("a.csv", (PAIRS + "a,b,1\n").encode("utf-16"), "line 1: is not UTF-8"),
         ("a.csv", "question,answer_id\nWhere is my card, and why?,a1\n", "line 2: has more fields than the header"),
+        ("a.csv", "\nquestion,answer_id\nWho?,1\n", "line 1: names no column"),
         ("a.csv", "question,answer\nWho?,1\n", "line 2: Object missing required field `answer_id`"),
         ("a.csv", STREAM + " ,a\n", "line 2: column question is empty"),
         ("a.csv", STREAM + "Who?, \n", "line 2: column answer_id is empty"),

@@ -44,6 +44,15 @@ async def test_what_the_model_is_unsure_of_counts_as_different() -> None:
         assert judge.failures == 0
 
 
+async def test_a_key_that_no_header_can_have_costs_a_verdict_only(caplog: pytest.LogCaptureFixture) -> None:
+    """A key may come from a file with a line break at its end; it is not shown."""
+    async with chat_server() as server, open_llm_judge(server.url, "m", "secret\n") as judge:
+        assert await judge.compare("asked", _QUESTION, "It takes 5 days.", ["It is free."]) == [None]
+        assert judge.failures == 1
+    assert "gave no verdict: ValueError" in caplog.text
+    assert "secret" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("fresh", "cached", "verdict", "requests"),
     [
