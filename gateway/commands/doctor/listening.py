@@ -129,12 +129,19 @@ def _listener(port: int) -> str:
     inodes = {f"socket:[{inode}]" for table in ("tcp", "tcp6") for inode in _listening(Path("/proc/net") / table, port)}
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if inodes.isdisjoint(os.readlink(file) for file in (process / "fd").iterdir()):
-                continue
-            return f"{(process / 'comm').read_text().strip()}, process {process.name}"
+            if any(_target(file) in inodes for file in (process / "fd").iterdir()):
+                return f"{(process / 'comm').read_text().strip()}, process {process.name}"
         except OSError:  # it has ended, or is another user's
             continue
     return ""
+
+
+def _target(file: Path) -> str:
+    """What a file descriptor below /proc is open for; "" where it is closed by now."""
+    try:
+        return os.readlink(file)
+    except OSError:
+        return ""
 
 
 def _listening(table: Path, port: int) -> set[str]:

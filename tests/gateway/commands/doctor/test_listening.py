@@ -1,11 +1,14 @@
 """The port: free, taken by another program, or by a running gateway."""
 
 import asyncio
+import contextlib
 import os
+import socket
+import threading
 
 import pytest
 
-from gateway.commands.doctor.listening import check_listening
+from gateway.commands.doctor.listening import _listener, check_listening
 from gateway.settings.settings import Settings
 from tests.gateway.conftest import Stage
 from tests.gateway.processes.serving import free_port
@@ -35,6 +38,32 @@ async def test_another_program_is_named_with_its_process() -> None:
     assert f"127.0.0.1:{port} is taken by another program" in taken.summary
     assert f"process {os.getpid()}" in taken.summary
     assert "--port" in taken.advice
+
+
+def test_a_program_that_opens_and_closes_files_is_named() -> None:
+    """What it closes while its open files are looked through does not hide the one that listens."""
+    stopped = threading.Event()
+
+    def open_and_close() -> None:
+        while not stopped.is_set():
+            with contextlib.ExitStack() as files:
+                for _ in range(50):
+                    files.enter_context(open(os.devnull, "rb"))
+
+    with contextlib.ExitStack() as lower:  # numbers that the files get, below that of the socket
+        for _ in range(60):
+            lower.enter_context(open(os.devnull, "rb"))
+        server = socket.create_server(("127.0.0.1", 0))
+    with server:
+        churning = threading.Thread(target=open_and_close)
+        churning.start()
+        try:
+            named = {_listener(server.getsockname()[1]) for _ in range(20)}
+        finally:
+            stopped.set()
+            churning.join()
+    (name,) = named
+    assert name.endswith(f"process {os.getpid()}")
 
 
 async def test_a_server_that_never_answers_is_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
