@@ -42,7 +42,7 @@ _SWEEP_SECONDS = 1.0
 _ROUND_SECONDS = 30.0
 _SWEEPER_SECONDS = 10
 _ENTRY = "keepgate:entry:"
-_SEMANTIC = "keepgate:semantic:records"  # see cache/semantic/service/log.py
+_SEMANTIC = "keepgate:semantic:records"  # see cache/semantic/service/record_log.py
 
 
 class _Stored(NamedTuple):

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from cache.semantic.messages import Step, WhatIfAccount, WhatIfPoint
-from cache.semantic.policy.bound import Tally
 from cache.semantic.policy.ledger import Ledger
 from cache.semantic.policy.policy import Decision, JudgeError
+from cache.semantic.policy.tallies import Tally
 
 DELTAS = (0.005, 0.01, 0.02)
 """Counted in each process, beside the policy's own."""

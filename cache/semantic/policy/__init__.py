@@ -2,6 +2,6 @@
 
 policy.py is the interface, with the policy of other caches, a threshold. budget.py bounds the share of wrong answers of
 all requests: posterior.py counts the votes of neighbours and rates an answer, calibration.py corrects and tests the
-ratings by judgements, ledger.py accounts for risk, audits.py draws audits, bound.py estimates the share. Read policy.py
-and budget.py first. Uses wording.
+ratings by judgements, ledger.py accounts for risk, audits.py draws audits, tallies.py estimates the share. Read
+policy.py and budget.py first. Uses wording.
 """

@@ -9,12 +9,12 @@ import msgspec
 
 from cache.semantic.messages import RiskFeature
 from cache.semantic.policy.audits import AuditLoad
-from cache.semantic.policy.bound import Tallies
 from cache.semantic.policy.calibration import Calibration, Reliability, WrongAnswerRisk
 from cache.semantic.policy.ledger import Ledger
 from cache.semantic.policy.policy import Decision, Evidence, JudgeError, Label, Policy, Refusal
 from cache.semantic.policy.posterior import FEATURE_NAMES, Posterior, evidence_of
 from cache.semantic.policy.state import freeze, thaw
+from cache.semantic.policy.tallies import Tallies
 
 WARM_LABELS = 60
 """Judgements before anything is served."""

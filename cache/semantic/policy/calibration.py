@@ -9,9 +9,9 @@ from typing import Annotated
 
 import msgspec
 
-from cache.semantic.policy.bound import gamma_quantile
 from cache.semantic.policy.ledger import max_risk
 from cache.semantic.policy.policy import JudgeError, Label
+from cache.semantic.policy.tallies import gamma_quantile
 
 MAX_PENALTIES = 4096
 BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)

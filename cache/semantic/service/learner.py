@@ -24,9 +24,9 @@ from cache.semantic.policy.policy import COMPARED_ANSWERS, LEAST_COMPARED, Judge
 from cache.semantic.policy.posterior import sigmoid
 from cache.semantic.service.answers import Answers, KnownAnswer, plain_answer
 from cache.semantic.service.labels import Labels
-from cache.semantic.service.log import RecordLog
 from cache.semantic.service.lookups import Query, RunningLookups, ServiceMetrics
 from cache.semantic.service.neighbours import AT_ONCE, Neighbours, compare_texts
+from cache.semantic.service.record_log import RecordLog
 from cache.semantic.service.records import Record, Vector
 
 log = logging.getLogger(__name__)

@@ -28,8 +28,8 @@ from cache.semantic.service.answers import Answers
 from cache.semantic.service.config import EMBEDDING, Config
 from cache.semantic.service.labels import Labels
 from cache.semantic.service.learner import Learner
-from cache.semantic.service.log import RecordLog
 from cache.semantic.service.neighbours import Neighbours
+from cache.semantic.service.record_log import RecordLog
 from cache.semantic.service.records import Record
 from cache.semantic.service.semantic_cache import SemanticCache
 from cache.semantic.service.server import SHARE_FOR_ASKING, Service

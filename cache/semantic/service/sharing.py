@@ -14,8 +14,8 @@ from cache.errors import StoreUnavailable
 from cache.semantic.embedding.embedder import Embedder
 from cache.semantic.embedding.errors import EmbeddingError
 from cache.semantic.service.learner import Learner
-from cache.semantic.service.log import Event, RecordLog
 from cache.semantic.service.lookups import Latest
+from cache.semantic.service.record_log import Event, RecordLog
 from cache.semantic.service.records import Record, Vector
 from cache.stores.redis_replies import is_after
 

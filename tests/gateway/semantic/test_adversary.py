@@ -16,7 +16,7 @@ import redis.asyncio
 from cache.entries.key import namespace_for
 from cache.semantic.embedding.encoder import Encoder, Vectors
 from cache.semantic.messages import AnswerStored, LookupHit, LookupMiss, LookupRequest
-from cache.semantic.service.log import Event, RecordLog
+from cache.semantic.service.record_log import Event, RecordLog
 from cache.semantic.service.records import Record
 from cache.stores.encryption import NoEncryption
 from cache.stores.redis_store import open_topology

@@ -21,7 +21,7 @@ import xxhash
 from cache.entries.key import namespace_for
 from cache.semantic.embedding.encoder import Encoder, Vectors
 from cache.semantic.embedding.model_files import find_model
-from cache.semantic.service.log import Event
+from cache.semantic.service.record_log import Event
 from cache.semantic.service.records import Record
 from gateway.settings.cache import SemanticSettings
 from gateway.upstreams.mock import MockUpstream

@@ -12,7 +12,7 @@ import xxhash
 
 from cache.entries.key import namespace_for
 from cache.semantic.embedding.encoder import Encoder
-from cache.semantic.service.log import Event
+from cache.semantic.service.record_log import Event
 from cache.semantic.service.records import Record
 from gateway.upstreams.mock import MockUpstream
 from tests.cache.valkey import Valkey

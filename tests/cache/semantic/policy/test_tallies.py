@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache.semantic.policy.bound import CONFIDENCE, WINDOW, Tallies, Tally, WrongShare
 from cache.semantic.policy.policy import Decision, JudgeError, Label
+from cache.semantic.policy.tallies import CONFIDENCE, WINDOW, Tallies, Tally, WrongShare
 from tests.cache.semantic.policy.streams import dice
 
 SURE = JudgeError(1.0, 0.0)

@@ -7,7 +7,7 @@ import pytest
 import redis.asyncio
 
 from cache.errors import StoreUnavailable
-from cache.semantic.service.log import Event, RecordLog
+from cache.semantic.service.record_log import Event, RecordLog
 from cache.stores.encryption import encryption_with
 from cache.stores.redis_store import open_topology
 from tests.cache.valkey import Valkey
