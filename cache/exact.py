@@ -137,12 +137,12 @@ class ExactCache:
         return list(found.values())
 
     async def entry(self, entry_id: str) -> Entry | None:
-        """The entry with this id, of any tenant. Raises StoreUnavailable."""
+        """The entry with this id, of any tenant, for who inspects it. Raises StoreUnavailable."""
         entry = await self.memory.get(entry_id)
         if entry is None and self.redis is not None:
             if not self._knows_purges():
                 raise StoreUnavailable("redis: purges are not known yet")
-            entry = await self.redis.get(entry_id)
+            (entry,) = await self.redis.get_many([entry_id])
         return entry if entry and self.counts(entry) else None
 
     async def delete(self, entry_id: str) -> bool:

@@ -225,6 +225,18 @@ async def test_a_deletion_reaches_the_memory_of_other_workers(valkey: Valkey) ->
         assert await tier_of(other, stays) == "memory"
 
 
+async def test_an_entry_that_is_inspected_is_waited_for(valkey: Valkey, raw: redis.asyncio.Redis) -> None:
+    """A Redis that is too slow for a lookup is not too slow for who asks for one entry, or deletes it."""
+    key = key_of(1)
+    async with worker(valkey.url, deadline=0.05) as one, worker(valkey.url, deadline=0.05) as other:
+        kept = answer_to(one, key)
+        await written(one, kept)
+        await raw.client_pause(300)
+        assert await other.entry(key.id) == kept
+        await raw.client_pause(300)
+        assert await other.delete(key.id)
+
+
 async def test_a_lookup_under_way_does_not_bring_a_deleted_entry_back(
     valkey: Valkey, monkeypatch: pytest.MonkeyPatch
 ) -> None:

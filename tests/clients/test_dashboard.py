@@ -53,7 +53,7 @@ def used(program_file: str, url: str, *arguments: str) -> dict[str, Any]:
 
 async def test_an_operator_uses_the_dashboard(stage: Stage, valkey: Valkey) -> None:
     """Without an error in the console, and without a request to anybody else."""
-    client = await stage.gateway(await stage.mock(), redis=valkey.url, admin_key=KEY, cache={"redis_deadline": 2.0})
+    client = await stage.gateway(await stage.mock(), redis=valkey.url, admin_key=KEY)
     for _ in range(3):
         entry = (await client.post(chat("hot"))).entry
     cold = (await client.post(chat("cold"))).entry
@@ -104,7 +104,6 @@ async def test_an_operator_sees_engines_budgets_and_risks(
         UpstreamSettings(url=engine.url, name="gpu-1"),
         UpstreamSettings(url="http://127.0.0.1:9/v1", name="gone"),
         redis=valkey.url,
-        cache={"redis_deadline": 2.0},
         semantic=observing,
         semantic_socket=service.socket,
         admin_key=KEY,
@@ -184,7 +183,6 @@ async def test_a_visitor_is_told_that_the_gateway_asks_for_a_key(stage: Stage, v
         redis=valkey.url,
         admin_key=KEY,
         keys=KeySettings(required=True),
-        cache={"redis_deadline": 2.0},
     )
     made = await client.send("POST", "/v1/keys", {"name": "app"}, {"x-keepgate-admin-key": KEY})
     seen = await asyncio.to_thread(used, "start_page.mjs", client.gateway.url, made.json["secret"])

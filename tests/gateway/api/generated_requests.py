@@ -35,6 +35,7 @@ from schemathesis.specs.openapi import checks
 
 from gateway.api.openapi.operations import OPERATIONS
 from gateway.processes.app import open_gateway
+from gateway.settings.cache import CacheSettings
 from gateway.settings.settings import Settings, TimeoutSettings
 from gateway.upstreams.mock import MODEL, MockUpstream
 
@@ -190,7 +191,10 @@ def running() -> Iterator[Target]:
     async def serve(state: str) -> None:
         async with MockUpstream().serving() as upstream:
             ends = TimeoutSettings(shutdown=0.5)
-            own = Settings(port=0, redis="embedded", state_dir=state, upstreams=(upstream.url,), timeouts=ends)
+            cache = CacheSettings(redis_deadline=2.0)  # a busy machine is no fault of the gateway
+            own = Settings(
+                port=0, redis="embedded", state_dir=state, upstreams=(upstream.url,), timeouts=ends, cache=cache
+            )
             async with open_gateway(own) as gateway:
                 url.set_result(gateway.url)
                 await end.wait()

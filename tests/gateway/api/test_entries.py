@@ -31,7 +31,7 @@ async def client(stage: Stage, valkey: Valkey, request: pytest.FixtureRequest) -
     """A gateway with and without Redis."""
     shared = {"redis": valkey.url} if request.param == "redis" else {}
     upstream = await stage.mock(models=("mock", "other"))
-    return await stage.gateway(upstream, admin_key=ADMIN, cache={"redis_deadline": 2.0}, **shared)
+    return await stage.gateway(upstream, admin_key=ADMIN, **shared)
 
 
 async def test_entries_are_listed_the_newest_first(client: Client) -> None:
@@ -143,7 +143,7 @@ async def test_a_bad_query_names_its_field(stage: Stage, valkey: Valkey, query: 
 async def test_hits_of_all_gateways_are_counted(stage: Stage, valkey: Valkey) -> None:
     """An entry's hits are those of every gateway that shares the Redis."""
     upstream = await stage.mock(Reply(text="an answer"))
-    one, two = [await stage.gateway(upstream, redis=valkey.url, cache={"redis_deadline": 2.0}) for _ in range(2)]
+    one, two = [await stage.gateway(upstream, redis=valkey.url) for _ in range(2)]
     entry = (await one.post(chat())).entry
     assert (await two.post(chat())).cache == "hit"
     assert (await one.post(chat())).cache == "hit"

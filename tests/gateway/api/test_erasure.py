@@ -18,7 +18,7 @@ RESPONSES = "/v1/responses"
 
 
 def settings(valkey: Valkey | None, **more: Any) -> dict[str, Any]:
-    return {"redis": valkey.url if valkey else "none", "cache": {"redis_deadline": 2.0}, **more}
+    return {"redis": valkey.url if valkey else "none", **more}
 
 
 async def namespace_of(client: Client) -> str:

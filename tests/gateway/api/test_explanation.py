@@ -7,7 +7,7 @@ import pytest
 from gateway.settings.limits import KeySettings
 from tests.cache.valkey import Valkey
 from tests.gateway.client import CHAT, COMPLETIONS, Client, chat
-from tests.gateway.conftest import Stage
+from tests.gateway.conftest import HASTY, Stage
 from tests.gateway.proxy.aging import grow_old
 
 EXPLAIN = "/v1/cache/explain"
@@ -31,9 +31,7 @@ def verdict(found: dict[str, Any], layer: str = "exact") -> tuple[str, str]:
 async def client(stage: Stage, valkey: Valkey, request: pytest.FixtureRequest) -> Client:
     """A gateway with and without Redis."""
     shared = {"redis": valkey.url} if request.param == "redis" else {}
-    return await stage.gateway(
-        await stage.mock(models=("mock", "other")), cache={"ttl": 1000, "redis_deadline": 2.0}, **shared
-    )
+    return await stage.gateway(await stage.mock(models=("mock", "other")), cache={"ttl": 1000}, **shared)
 
 
 async def test_a_hit_is_foretold(client: Client) -> None:
@@ -185,7 +183,7 @@ async def test_a_bad_question_names_its_field(
 
 async def test_an_outage_of_the_store_is_told(stage: Stage, own_valkey: Valkey) -> None:
     """The exact layer says that it failed, and the rest is answered."""
-    client = await stage.gateway(await stage.mock(), redis=own_valkey.url, cache={"memory": 0})
+    client = await stage.gateway(await stage.mock(), redis=own_valkey.url, cache={"memory": 0, **HASTY})
     await client.post(chat("hello"))
     own_valkey.freeze()
     found = await explained(client, chat("hello again"))

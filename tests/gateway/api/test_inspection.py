@@ -258,7 +258,7 @@ class Filled:
 async def filled(stage: Stage, valkey: Valkey, request: pytest.FixtureRequest) -> Filled:
     mock = await stage.mock(models=("m1", "m2"))
     redis = valkey.url if request.param == "redis" else "none"
-    settings: dict[str, Any] = {"redis": redis, "cache": {"redis_deadline": 2.0}}
+    settings: dict[str, Any] = {"redis": redis}
     filled = Filled(await stage.gateway(mock, **settings), mock)
     assert set((await filled.ask()).values()) == {"miss"}
     # Until all of them are on the fast path: purges must reach it as well.
@@ -312,7 +312,7 @@ async def test_a_purge_by_age_leaves_younger_answers_alone(stage: Stage, valkey:
 
 async def test_a_purge_of_a_tag_leaves_other_answers_alone(stage: Stage, valkey: Valkey) -> None:
     """In every form of API; the first request's tags hold, and no upstream sees them."""
-    client = await stage.gateway(mock := await stage.mock(), redis=valkey.url, cache={"redis_deadline": 2.0})
+    client = await stage.gateway(mock := await stage.mock(), redis=valkey.url)
     asked = {
         "chat": chat("a"),
         "stream": chat("b", stream=True),
@@ -508,7 +508,7 @@ async def test_a_gateway_that_starts_after_a_purge_knows_of_it(stage: Stage, val
     """A gateway that starts after a purge does not serve purged entries of the store."""
     first, _, _ = await two_gateways(stage, valkey)
     await first.send("DELETE", CACHE)
-    third = await stage.gateway(await stage.mock(), redis=valkey.url, cache={"redis_deadline": 2.0})
+    third = await stage.gateway(await stage.mock(), redis=valkey.url)
 
     assert (await third.post(chat())).cache == "miss"
 
@@ -516,7 +516,7 @@ async def test_a_gateway_that_starts_after_a_purge_knows_of_it(stage: Stage, val
 async def two_gateways(stage: Stage, valkey: Valkey) -> tuple[Client, Client, str]:
     """Two gateways on one store that both have the same answer in memory, and its entry's id."""
     mock = await stage.mock()
-    settings: dict[str, Any] = {"redis": valkey.url, "cache": {"redis_deadline": 2.0}}
+    settings: dict[str, Any] = {"redis": valkey.url}
     first = await stage.gateway(mock, **settings)
     second = await stage.gateway(mock, **settings)
     entry = (await first.post(chat())).entry

@@ -36,9 +36,7 @@ class Command:
 
 @pytest.fixture
 async def command(stage: Stage, valkey: Valkey, capsys: pytest.CaptureFixture[str]) -> Command:
-    client = await stage.gateway(
-        await stage.mock(models=("mock", "other")), redis=valkey.url, admin_key=ADMIN, cache={"redis_deadline": 2.0}
-    )
+    client = await stage.gateway(await stage.mock(models=("mock", "other")), redis=valkey.url, admin_key=ADMIN)
     return Command(client, capsys)
 
 

@@ -17,7 +17,7 @@ async def test_gateways_with_one_key_share_answers_that_nobody_else_can_read(
     """Another gateway with the key has the answer; one without computes it; Redis has none of its text."""
     monkeypatch.setenv("REDIS_KEY", base64.b64encode(bytes(32)).decode())
     mock = await stage.mock()
-    shared = {"redis": valkey.url, "cache": {"redis_deadline": 2.0}}
+    shared = {"redis": valkey.url}
     encrypted = {**shared, "encryption": EncryptionSettings(key="env:REDIS_KEY")}
     first, second = [await stage.gateway(mock, **encrypted) for _ in range(2)]
     assert (await first.post(chat("a phrase of its own"))).cache == "miss"
@@ -38,7 +38,7 @@ async def test_what_no_key_decrypts_is_shown_to_the_operator(
     for name in ("ONE", "OTHER"):
         monkeypatch.setenv(name, base64.b64encode(name.encode() * 16)[:43].decode() + "=")
     mock = await stage.mock()
-    shared = {"redis": valkey.url, "cache": {"redis_deadline": 2.0}}
+    shared = {"redis": valkey.url}
     one, other = [
         await stage.gateway(mock, **shared, encryption=EncryptionSettings(key=f"env:{name}"))
         for name in ("ONE", "OTHER")

@@ -5,7 +5,7 @@ import time
 
 from tests.cache.valkey import Valkey
 from tests.gateway.client import chat
-from tests.gateway.conftest import Stage
+from tests.gateway.conftest import HASTY, Stage
 from tests.gateway.raw_upstream import Connection, json_reply
 from tests.waiting import until
 
@@ -48,7 +48,7 @@ async def test_a_request_that_joins_keeps_its_own_deadline(stage: Stage) -> None
 async def test_a_conversation_is_waited_for_until_the_deadline(stage: Stage, own_valkey: Valkey) -> None:
     """A request that continues a response ends at its deadline though Redis is away."""
     mock = await stage.mock()
-    client = await stage.gateway(mock, redis=own_valkey.url)
+    client = await stage.gateway(mock, redis=own_valkey.url, cache=HASTY)
     first = (await client.post({"model": "mock", "input": "hello"}, "/v1/responses")).json["id"]
     own_valkey.freeze()
     began = time.monotonic()

@@ -181,7 +181,7 @@ async def test_an_impossible_token_count_does_no_harm(stage: Stage, valkey: Valk
     }
     body = json.dumps(chunk).encode()
     reply = EVENT_STREAM + b"data: " + body + b"\n\ndata: [DONE]\n\n" if stream else json_reply(body)
-    client = await stage.gateway(await stage.raw(saying(reply)), redis=valkey.url, cache={"redis_deadline": 2.0})
+    client = await stage.gateway(await stage.raw(saying(reply)), redis=valkey.url)
     answers = [await client.post(chat(stream=stream)) for _ in range(3)]
     store = client.gateway.cache.redis
     assert store is not None

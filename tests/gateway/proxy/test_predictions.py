@@ -85,7 +85,7 @@ async def test_a_regenerated_answer_is_predicted(stage: Stage) -> None:
 async def test_an_answer_of_another_worker_is_found_in_redis(stage: Stage, valkey: Valkey) -> None:
     """One lookup in the shared store brings it."""
     mock = await stage.mock(Reply(text=ANSWER))
-    one, other = [await predicting(stage, mock, redis=valkey.url, cache={"redis_deadline": 2.0}) for _ in range(2)]
+    one, other = [await predicting(stage, mock, redis=valkey.url) for _ in range(2)]
     await one.post(chat())
     store = one.gateway.cache.redis
     assert store is not None

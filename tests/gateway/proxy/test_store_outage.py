@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
@@ -14,10 +13,7 @@ from gateway.processes.app import open_gateway
 from gateway.settings.settings import Settings
 from tests.cache.valkey import Valkey
 from tests.gateway.client import DEADLINE, Client, chat
-from tests.gateway.conftest import Stage
-
-# Long, for tests that are not about the deadline, so that a busy machine does not open the breaker.
-PATIENT: dict[str, Any] = {"redis_deadline": 2.0}
+from tests.gateway.conftest import HASTY, Stage
 
 
 async def flushed(client: Client) -> None:
@@ -38,10 +34,10 @@ async def until_available(client: Client) -> None:
 async def test_a_restarted_gateway_has_its_hits(stage: Stage, valkey: Valkey) -> None:
     """An answer cached before a restart is a hit after it, in every shape, byte for byte."""
     mock = await stage.mock()
-    first = await stage.gateway(mock, redis=valkey.url, cache=PATIENT)
+    first = await stage.gateway(mock, redis=valkey.url)
     computed = [await first.tenant(tenant).post(chat(tenant)) for tenant in ("a", "b")]
     await flushed(first)
-    second = await stage.gateway(mock, redis=valkey.url, cache=PATIENT)
+    second = await stage.gateway(mock, redis=valkey.url)
     again = [await second.tenant(tenant).post(chat(tenant)) for tenant in ("a", "b")]
     streamed = await second.tenant("a").post(chat("a", stream=True))
 
@@ -68,7 +64,7 @@ async def test_closing_the_gateway_writes_what_is_pending(valkey: Valkey, stage:
 async def test_gateways_share_their_answers(stage: Stage, valkey: Valkey) -> None:
     """An answer of one gateway is a hit in another."""
     mock = await stage.mock()
-    one, other = [await stage.gateway(mock, redis=valkey.url, cache=PATIENT) for _ in range(2)]
+    one, other = [await stage.gateway(mock, redis=valkey.url) for _ in range(2)]
     await one.post(chat())
     await flushed(one)
 
@@ -78,7 +74,7 @@ async def test_gateways_share_their_answers(stage: Stage, valkey: Valkey) -> Non
 async def test_a_frozen_store_fails_no_request(stage: Stage, own_valkey: Valkey) -> None:
     """A store that freezes under load fails no request and costs at most one deadline once."""
     mock = await stage.mock()
-    client = await stage.gateway(mock, redis=own_valkey.url)
+    client = await stage.gateway(mock, redis=own_valkey.url, cache=HASTY)
     await asyncio.gather(*(client.post(chat(f"known {n}")) for n in range(20)))
     await flushed(client)
     store = client.gateway.cache.redis
@@ -118,7 +114,7 @@ async def test_a_frozen_store_fails_no_request(stage: Stage, own_valkey: Valkey)
 
 async def test_a_failed_lookup_is_counted_as_one(stage: Stage, own_valkey: Valkey) -> None:
     """A failed lookup is a failure and no miss in Cache-Status and in the figures."""
-    client = await stage.gateway(await stage.mock(), redis=own_valkey.url)
+    client = await stage.gateway(await stage.mock(), redis=own_valkey.url, cache=HASTY)
     own_valkey.freeze()
     try:
         before = {
@@ -139,7 +135,7 @@ async def test_a_failed_lookup_is_counted_as_one(stage: Stage, own_valkey: Valke
 
 async def test_memory_serves_while_the_store_is_away(stage: Stage, own_valkey: Valkey) -> None:
     """Answers that are stored during an outage are hits from memory."""
-    client = await stage.gateway(await stage.mock(), redis=own_valkey.url)
+    client = await stage.gateway(await stage.mock(), redis=own_valkey.url, cache=HASTY)
     own_valkey.freeze()
     try:
         answers = [await client.post(chat()) for _ in range(3)]
@@ -159,7 +155,7 @@ async def test_a_store_that_comes_back_is_used_again(stage: Stage, own_valkey: V
     await own_valkey.start()
     await until_available(client)
     await flushed(client)
-    other = await stage.gateway(mock, redis=own_valkey.url, cache=PATIENT)
+    other = await stage.gateway(mock, redis=own_valkey.url)
 
     assert (await other.post(chat())).cache == "hit"
 
@@ -186,7 +182,7 @@ async def test_a_purge_that_cannot_reach_the_store_is_503(
 ) -> None:
     """A purge that cannot reach the store holds in its own gateway and gives 503; the audit has it."""
     caplog.set_level(logging.INFO)
-    client = await stage.gateway(await stage.mock(), redis=own_valkey.url, cache=PATIENT)
+    client = await stage.gateway(await stage.mock(), redis=own_valkey.url)
     await client.post(chat())
     await own_valkey.kill()
     refused = await client.send("DELETE", path)
@@ -201,7 +197,7 @@ async def test_a_purge_that_cannot_reach_the_store_is_503(
 async def test_entries_that_are_damaged_in_the_store_are_no_answers(stage: Stage, valkey: Valkey) -> None:
     """A damaged entry in the store is computed again and counted as a failure."""
     mock = await stage.mock()
-    first = await stage.gateway(mock, redis=valkey.url, cache=PATIENT)
+    first = await stage.gateway(mock, redis=valkey.url)
     computed = await first.post(chat())
     await flushed(first)
     raw = redis.asyncio.Redis.from_url(valkey.url)
@@ -211,7 +207,7 @@ async def test_entries_that_are_damaged_in_the_store_are_no_answers(stage: Stage
         assert isinstance(kept, bytes)
         await raw.set(name, kept[:-9] + b"damaged!!")
     await raw.aclose()
-    second = await stage.gateway(mock, redis=valkey.url, cache=PATIENT)
+    second = await stage.gateway(mock, redis=valkey.url)
     answer = await second.post(chat())
 
     assert len(names) == 1

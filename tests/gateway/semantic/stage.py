@@ -80,8 +80,6 @@ class SemanticStage:
         **more: Any,
     ) -> Client:
         """A gateway in front of one upstream; `more` are settings, those under `semantic` for the service as well."""
-        # A busy machine must not turn a hit into a miss.
-        cache = {"redis_deadline": 2.0, **more.pop("cache", {})}
         semantic = {**SERVES_ALL, "deadline": 5.0, **more.pop("semantic", {})}
         if service is None:
             service = await self.service(redis, **semantic)
@@ -90,7 +88,6 @@ class SemanticStage:
             semantic=SemanticSettings(mode=mode, **semantic),
             semantic_socket=service.socket,
             redis=redis or "none",
-            cache=cache,
             **more,
         )
 

@@ -91,7 +91,7 @@ async def test_a_gateway_starts_without_its_embedding_server(
     settings = SemanticSettings(
         mode="on", model="minilm", model_url=f"http://127.0.0.1:{port}", deadline=5.0, **SERVES_ALL
     )
-    client = await stage.gateway(mock, redis=valkey.url, cache={"redis_deadline": 2.0}, semantic=settings)
+    client = await stage.gateway(mock, redis=valkey.url, semantic=settings)
     assert (await client.post(chat("Is anybody there?"))).cache == "miss"
     assert not await figure(client, "available")
     async with embedding_server(minilm, port):

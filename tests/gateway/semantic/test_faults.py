@@ -68,7 +68,6 @@ async def test_a_frozen_process_costs_one_deadline_once(
     client = await stage.gateway(
         mock,
         redis=valkey.url,
-        cache={"redis_deadline": 2.0},
         semantic=SemanticSettings(mode="on", deadline=1.0, **SERVES_ALL),
     )
     await until_ready(client)
@@ -98,7 +97,6 @@ async def test_a_killed_process_fails_no_request_and_is_replaced(
     client = await stage.gateway(
         mock,
         redis=valkey.url,
-        cache={"redis_deadline": 2.0},
         semantic=SemanticSettings(mode="on", deadline=5.0, **SERVES_ALL),
     )
     await until_ready(client)

@@ -9,7 +9,7 @@ import pytest
 from gateway.upstreams.mock import Reply
 from tests.cache.valkey import Valkey
 from tests.gateway.client import CHAT, Client
-from tests.gateway.conftest import Stage
+from tests.gateway.conftest import HASTY, Stage
 from tests.gateway.surfaces.dialects import (
     CALLER_NAMES,
     CALLERS,
@@ -28,8 +28,6 @@ Json = dict[str, Any]
 
 TURNS = [f"Question {number}" for number in range(10)]
 streamed = pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
-# Long, for tests that are not about the deadline, so that a busy machine does not open the breaker.
-PATIENT: dict[str, Any] = {"redis_deadline": 2.0}
 
 
 async def ask(library: openai.AsyncOpenAI, given: Any, stream: bool = False, **fields: Any) -> Any:
@@ -307,7 +305,7 @@ async def test_an_upstream_that_keeps_responses(stage: Stage, stream: bool) -> N
 async def test_gateways_share_conversations(stage: Stage, valkey: Valkey, stream: bool) -> None:
     """With a Redis a response of one gateway is continued, read and deleted at another."""
     mock = await stage.mock()
-    one, two = [await stage.gateway(mock, redis=valkey.url, cache=PATIENT) for _ in range(2)]
+    one, two = [await stage.gateway(mock, redis=valkey.url) for _ in range(2)]
     async with openai_client(one) as first_library, openai_client(two) as second_library:
         previous: Any = openai.omit
         for number, turn in enumerate(TURNS):
@@ -325,7 +323,7 @@ async def test_gateways_share_conversations(stage: Stage, valkey: Valkey, stream
 async def test_a_hit_at_another_gateway_has_the_same_id(stage: Stage, valkey: Valkey) -> None:
     """Two gateways with one Redis give an answer the same id."""
     mock = await stage.mock()
-    one, two = [await stage.gateway(mock, redis=valkey.url, cache=PATIENT) for _ in range(2)]
+    one, two = [await stage.gateway(mock, redis=valkey.url) for _ in range(2)]
     async with openai_client(one) as library, openai_client(two) as other:
         ids = [(await ask(library, "hello", stream)).id for stream in (True, False)]
         assert one.gateway.cache.redis is not None
@@ -343,7 +341,7 @@ async def answered(client: Client, dialect: Dialect, stream: bool, text: str) ->
 async def test_a_frozen_redis(stage: Stage, own_valkey: Valkey) -> None:
     """While Redis is frozen a continuation is 503, for its conversation is not known; nothing else fails."""
     mock = await stage.mock()
-    client = await stage.gateway(mock, redis=own_valkey.url)
+    client = await stage.gateway(mock, redis=own_valkey.url, cache=HASTY)
     async with openai_client(client) as library:
         first = await ask(library, "hello")
         own_valkey.freeze()
@@ -381,7 +379,7 @@ async def test_a_redis_that_is_killed(stage: Stage, own_valkey: Valkey) -> None:
             await ask(library, "more", previous_response_id=first.id)
         assert (await ask(library, "other")).output_text == "other"
         await own_valkey.start()
-    after = await stage.gateway(mock, redis=own_valkey.url, cache=PATIENT)
+    after = await stage.gateway(mock, redis=own_valkey.url)
     async with openai_client(after) as library:
         assert (await ask(library, "more", previous_response_id=first.id)).output_text == "more"
 
@@ -390,7 +388,7 @@ async def test_a_redis_that_is_killed(stage: Stage, own_valkey: Valkey) -> None:
 async def test_only_responses_are_kept(stage: Stage, valkey: Valkey, raw: Any, dialect: Dialect) -> None:
     """What other forms of API answer is no conversation that is kept."""
     mock = await stage.mock()
-    client = await stage.gateway(mock, redis=valkey.url, cache=PATIENT)
+    client = await stage.gateway(mock, redis=valkey.url)
     for stream in (False, True):
         await dialect.ask(client, Question(), stream)
     kept = [key async for key in raw.scan_iter("keepgate:response:*")]

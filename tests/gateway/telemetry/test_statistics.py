@@ -170,7 +170,7 @@ async def figures(client: Client, query: str = "") -> dict[str, Any]:
 async def test_stats_have_windows_and_rows(stage: Stage, valkey: Valkey) -> None:
     """What two gateways did is one figure, by model too; ages and sizes are those of the entries."""
     upstream = await stage.mock(models=("mock", "other"))
-    one, two = [await stage.gateway(upstream, redis=valkey.url, cache={"redis_deadline": 2.0}) for _ in range(2)]
+    one, two = [await stage.gateway(upstream, redis=valkey.url) for _ in range(2)]
     await one.post(chat("a"))
     await one.post(chat("b", model="other"))
     for stream in (False, True):
@@ -195,7 +195,7 @@ async def test_stats_have_windows_and_rows(stage: Stage, valkey: Valkey) -> None
 
 async def test_ages_and_sizes_are_shown(stage: Stage, valkey: Valkey) -> None:
     """Of the entries that there are."""
-    client = await stage.gateway(await stage.mock(), redis=valkey.url, cache={"redis_deadline": 2.0})
+    client = await stage.gateway(await stage.mock(), redis=valkey.url)
     await client.post(chat("a"))
     await client.get("/v1/cache/entries")  # writes the index
     found = await figures(client)
@@ -227,7 +227,7 @@ async def test_a_bad_query_names_its_field(stage: Stage, query: str, field: str)
 async def test_the_last_requests_are_listed(stage: Stage, valkey: Valkey) -> None:
     """Of all gateways that share the Redis, the newest first, filtered, and without any text of them."""
     upstream = await stage.mock(models=("mock", "other"))
-    one, two = [await stage.gateway(upstream, redis=valkey.url, cache={"redis_deadline": 2.0}) for _ in range(2)]
+    one, two = [await stage.gateway(upstream, redis=valkey.url) for _ in range(2)]
     await one.post(chat("a secret"))
     await two.get("/v1/requests")
     await two.post(chat("a secret", stream=True))
