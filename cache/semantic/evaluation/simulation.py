@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from cache.semantic.embedding.encoder import Vectors
 from cache.semantic.policy.budget import BudgetPolicy
+from cache.semantic.policy.groups import Agreement
 from cache.semantic.policy.policy import (
     COMPARED_ANSWERS,
     LEAST_COMPARED,
@@ -149,6 +150,11 @@ def serve_in_budget(stream: Stream, order: Ints, seed: int, delta: float, judge:
     stored = np.zeros(stream.size, dtype=np.bool_)
     # By question: the first one whose answer is the same, as far as the judge has said.
     groups = np.arange(stream.size)
+    agreement = Agreement()
+
+    def name(question: int) -> str:
+        return policy.name_of(str(groups[question]))
+
     run = Run([], [], Counter())
     for asked in order.tolist():
         near, similarities = stream.nearest(asked, stored, NEIGHBOURS)
@@ -164,7 +170,7 @@ def serve_in_budget(stream: Stream, order: Ints, seed: int, delta: float, judge:
         decision = policy.decide(evidence)
         others = [source] if decision.audit else []
         if not decision.serve:
-            others = _compared(near[similarities >= LEAST_COMPARED], groups, source)
+            others = _compared(near[similarities >= LEAST_COMPARED].tolist(), name, source)
         verdicts = {other: judge.compare(asked, other, answers[other] == answers[asked], chance) for other in others}
         verdict = verdicts.get(source)
         if evidence is not None and verdict is not None:
@@ -174,7 +180,10 @@ def serve_in_budget(stream: Stream, order: Ints, seed: int, delta: float, judge:
                 policy.settle(label)
         if not decision.serve:
             stored[asked] = True
-            groups[asked] = next((groups[other] for other, said in verdicts.items() if said), asked)
+            groups[asked] = next((groups[other] for other, same in verdicts.items() if same), asked)
+            said = {name(other): same for other, same in verdicts.items() if same is not None}
+            for equal in agreement.judged(said, judge.error):
+                policy.join(equal)
         is_wrong = decision.serve and answers[source] != answers[asked]
         run.steps.append(Outcome(decision.serve, is_wrong, decision.audit))
         if len(run.steps) in marks:
@@ -182,11 +191,11 @@ def serve_in_budget(stream: Stream, order: Ints, seed: int, delta: float, judge:
     return run
 
 
-def _compared(near: Ints, groups: Ints, source: int) -> list[int]:
+def _compared(near: Sequence[int], name: Callable[[int], str], source: int) -> list[int]:
     """`source`, whose answer would have been served, unless it is -1; and the nearest question of each other answer."""
-    chosen = {} if source < 0 else {int(groups[source]): source}
-    for other in near.tolist():
-        chosen.setdefault(int(groups[other]), other)
+    chosen = {} if source < 0 else {name(source): source}
+    for other in near:
+        chosen.setdefault(name(other), other)
     return list(chosen.values())[:COMPARED_ANSWERS]
 
 

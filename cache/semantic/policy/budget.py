@@ -10,8 +10,9 @@ import msgspec
 from cache.semantic.messages import RiskFeature
 from cache.semantic.policy.audits import AuditLoad
 from cache.semantic.policy.calibration import Calibration, Reliability, WrongAnswerRisk
+from cache.semantic.policy.groups import AnswerGroups
 from cache.semantic.policy.ledger import Ledger
-from cache.semantic.policy.policy import Decision, Evidence, JudgeError, Label, Policy, Refusal
+from cache.semantic.policy.policy import Decision, EqualAnswers, Evidence, JudgeError, Label, Policy, Refusal
 from cache.semantic.policy.posterior import FEATURE_NAMES, Posterior, evidence_of
 from cache.semantic.policy.state import freeze, thaw
 from cache.semantic.policy.tallies import Tallies
@@ -35,6 +36,7 @@ class Learned(msgspec.Struct, array_like=True):
     calibration: Calibration = msgspec.field(default_factory=Calibration)
     wrong_answers: WrongAnswerRisk = msgspec.field(default_factory=WrongAnswerRisk)
     reliability: Reliability = msgspec.field(default_factory=Reliability)
+    groups: AnswerGroups = msgspec.field(default_factory=AnswerGroups)
 
 
 class BudgetPolicy(Policy):
@@ -75,7 +77,10 @@ class BudgetPolicy(Policy):
         return max(self.learned.calibration.ratio, self._ledger.complained)
 
     def vote(self, neighbours: Sequence[tuple[str, float]]) -> Evidence:
-        return evidence_of(neighbours)
+        return evidence_of([(self.name_of(answer), similarity) for answer, similarity in neighbours])
+
+    def name_of(self, answer: str) -> str:
+        return self.learned.groups.name_of(answer)
 
     def decide(self, evidence: Evidence | None, max_risk: float = 1.0, compares: bool = False) -> Decision:
         plain_risk, inflation = self._plain_risk(evidence), self.inflation
@@ -115,7 +120,10 @@ class BudgetPolicy(Policy):
         if label.same or label.source != "miss":
             sure = label.judge is None or label.source == "user"
             wrong = 1.0 if sure else judge.really_wrong(label.risk)
-            self.learned.wrong_answers.found(label.answer, label.same, wrong)
+            self.learned.wrong_answers.found(self.name_of(label.answer), label.same, wrong)
+
+    def join(self, equal: EqualAnswers) -> None:
+        self.learned.wrong_answers.rename(*self.learned.groups.join(equal))
 
     def settle(self, label: Label) -> None:
         if label.judge is not None and label.source == "audit":

@@ -24,7 +24,8 @@ _MOST_EXPECTED = 200.0
 """Older judgements fade beyond so many wrong answers that were expected: some hundred thousand requests."""
 _LEAST = 0.25
 # A miss is no hit, however near its risk was to what is served: it counts so much of an audit.
-_MISS_WEIGHT = 0.4
+_MISS_WEIGHT = 0.65
+_CONFIDENCE = 0.97
 
 # A smaller penalty is none.
 _NEGLIGIBLE = 0.3
@@ -41,11 +42,11 @@ _Count = Annotated[int, msgspec.Meta(ge=0, lt=2 * _HALVED_AT)]
 
 class Calibration(msgspec.Struct, array_like=True):
     """Audits say how many answers were wrong of those that were served, and how many of them were expected to be. The
-    ratio has a Gamma posterior (wrong answers are rare, so their number is Poisson's); its 95 % quantile is reckoned
+    ratio has a Gamma posterior (wrong answers are rare, so their number is Poisson's); its 97 % quantile is reckoned
     with, so that few judgements leave it high and many let it come down, below 1 as well.
 
     Audits are few. Misses whose risk was a few times what is served are all judged, and show the same calibration a
-    little farther up; each counts two fifths of an audit.
+    little farther up; each counts two thirds of an audit.
 
     `wrong` answers, and how many were `expected`, with what was assumed before any came.
     """
@@ -56,7 +57,7 @@ class Calibration(msgspec.Struct, array_like=True):
     @property
     def ratio(self) -> float:
         """Times as many wrong answers as the posterior says, 0.25 at least."""
-        return max(_LEAST, gamma_quantile(self.wrong) / self.expected)
+        return max(_LEAST, gamma_quantile(self.wrong, _CONFIDENCE) / self.expected)
 
     def count(self, label: Label, recall: float, delta: float) -> None:
         """Count a judgement, before the posterior learns from it.
@@ -94,6 +95,11 @@ class WrongAnswerRisk(msgspec.Struct, array_like=True):
         """The least probability that it is wrong."""
         penalty = self.penalties.get(answer, 0.0)
         return penalty / (penalty + 1.0)
+
+    def rename(self, answer: str, former: str) -> None:
+        """An answer that had two names has one."""
+        if penalty := self.penalties.pop(former, 0.0):
+            self.penalties[answer] = max(penalty, self.penalties.get(answer, 0.0))
 
     def found(self, answer: str, same: bool, wrong: float = 1.0) -> None:
         """Record a judgement of an answer that was served, or would have been.

@@ -19,8 +19,8 @@ COMPARED_ANSWERS, LEAST_COMPARED = 4, 0.5
 """With how many different answers a fresh one is compared, and the least similarity of their questions, except of the
 one whose answer would have been served."""
 
-LABEL = "label"
-"""The kind of a label, for `freeze` and `thaw`."""
+LABEL, EQUAL = "label", "equal answers"
+"""The kinds of a label and of equal answers, for `freeze` and `thaw`."""
 # Those of real evidence are below 15; with much larger ones a policy would reckon itself out of all bounds.
 _MAX_FEATURE = 100.0
 _MIN_CALLED_DIFFERENT = 1e-12
@@ -134,6 +134,13 @@ class Label(msgspec.Struct, frozen=True, array_like=True):
             raise ValueError("an audit has a chance above 0")
 
 
+class EqualAnswers(msgspec.Struct, frozen=True, array_like=True):
+    """Two names of what was found to be one answer."""
+
+    one: Annotated[str, msgspec.Meta(max_length=512)]
+    other: Annotated[str, msgspec.Meta(max_length=512)]
+
+
 def label_of(
     evidence: Evidence, decision: Decision, same: bool, source: Source, judge: JudgeError | None = None
 ) -> Label:
@@ -180,6 +187,14 @@ class Policy(Protocol):
 
         Raises UnusableState for one that this policy cannot use, and has then learned nothing.
         """
+        return
+
+    def name_of(self, answer: str) -> str:
+        """The one name of all answers that are known to be equal to this one. Changes nothing."""
+        return answer
+
+    def join(self, equal: EqualAnswers) -> None:
+        """Take over, as `learn` does, that two answers are one."""
         return
 
     def settle(self, label: Label) -> None:

@@ -16,7 +16,6 @@ WINDOW = 10_000
 """Requests of the recent window, give or take a tenth."""
 
 _SLICES = 10
-_QUANTILE = NormalDist().inv_cdf(CONFIDENCE)
 
 
 class WrongShare(NamedTuple):
@@ -94,7 +93,7 @@ class Tally(msgspec.Struct, array_like=True):
         squares = self.squares + self.heaviest * self.heaviest
         most = math.inf
         if self.audits and weight:
-            most = squares / weight * gamma_quantile(weight * weight / squares)
+            most = squares / weight * gamma_quantile(weight * weight / squares, CONFIDENCE)
         drawn_per_audit = max(1.0, self.drawn / max(self.audits, 1))
         watched = max(self.hits - self.unwatched, 1)
         estimate, upper = (
@@ -133,9 +132,9 @@ class Tallies:
         self._slices[-1].count_label(label)
 
 
-def gamma_quantile(shape: float) -> float:
-    """The 95 % quantile of the gamma distribution with scale 1 (Wilson and Hilferty's): within 1 % for a shape of 1 or
-    more, 6 % too low for one of .3.
+def gamma_quantile(shape: float, share: float) -> float:
+    """The quantile of the gamma distribution with scale 1 (Wilson and Hilferty's): that of .95 is within 1 % for a
+    shape of 1 or more, 6 % too low for one of .3.
     """
     ninth = 1.0 / (9.0 * shape)
-    return float(shape * (1.0 - ninth + _QUANTILE * math.sqrt(ninth)) ** 3)
+    return float(shape * (1.0 - ninth + NormalDist().inv_cdf(share) * math.sqrt(ninth)) ** 3)

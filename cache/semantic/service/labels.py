@@ -6,7 +6,7 @@ from collections import Counter
 import msgspec
 
 from cache.semantic.judge.error_rates import PAIR, ErrorRates, JudgedPair
-from cache.semantic.policy.policy import LABEL, Label, Policy
+from cache.semantic.policy.policy import EQUAL, LABEL, EqualAnswers, Label, Policy
 from cache.semantic.policy.state import OtherVersion, UnusableState, freeze, thaw
 
 log = logging.getLogger(__name__)
@@ -28,10 +28,13 @@ class Labels:
         self.of_other_versions: Counter[int] = Counter()
         """Labels that were ignored, by the version that has written them."""
         self._judge = judge
+        self._answers = f"answers of {name}"
 
-    def encode(self, learned: Label | JudgedPair) -> bytes:
+    def encode(self, learned: Label | JudgedPair | EqualAnswers) -> bytes:
         if isinstance(learned, JudgedPair):
             return msgspec.msgpack.encode((self._judge, freeze(PAIR, learned)))
+        if isinstance(learned, EqualAnswers):  # by a name that versions before it pass over
+            return msgspec.msgpack.encode((self._answers, freeze(EQUAL, learned)))
         return msgspec.msgpack.encode((self.name, freeze(LABEL, learned)))
 
     def take(self, data: bytes) -> None:
@@ -42,6 +45,8 @@ class Labels:
                 self.learn(thaw(learned, LABEL, Label))
             elif name == self._judge:
                 self.learn(thaw(learned, PAIR, JudgedPair))
+            elif name == self._answers:
+                self.learn(thaw(learned, EQUAL, EqualAnswers))
         except OtherVersion as error:
             self.of_other_versions[error.version] += 1
             if self.of_other_versions[error.version] == 1:  # there may be as many as the stream is long
@@ -49,9 +54,11 @@ class Labels:
         except (msgspec.DecodeError, UnicodeDecodeError, UnusableState) as error:
             log.warning("ignoring a label in redis: %s", error)
 
-    def learn(self, learned: Label | JudgedPair) -> None:
+    def learn(self, learned: Label | JudgedPair | EqualAnswers) -> None:
         if isinstance(learned, JudgedPair):
             self.errors.count(learned)
+        elif isinstance(learned, EqualAnswers):
+            self.policy.join(learned)
         else:
             self.policy.learn(learned)
         self.count += 1

@@ -8,11 +8,12 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from cache.entries.key import namespace_of
 from cache.errors import CacheError, StoreUnavailable
 from cache.semantic.embedding.embedder import Embedder
 from cache.semantic.judge.answer import class_of
@@ -20,7 +21,16 @@ from cache.semantic.judge.error_rates import JudgedPair
 from cache.semantic.judge.judge import Judge
 from cache.semantic.judge.repeatability import MAX_DISAGREEMENT, disagreement_of, is_repeatable
 from cache.semantic.messages import AnswerStored
-from cache.semantic.policy.policy import COMPARED_ANSWERS, LEAST_COMPARED, JudgeError, Label, Source, label_of
+from cache.semantic.policy.groups import Agreement
+from cache.semantic.policy.policy import (
+    COMPARED_ANSWERS,
+    LEAST_COMPARED,
+    EqualAnswers,
+    JudgeError,
+    Label,
+    Source,
+    label_of,
+)
 from cache.semantic.policy.posterior import sigmoid
 from cache.semantic.service.answers import Answers, KnownAnswer, plain_answer
 from cache.semantic.service.labels import Labels
@@ -101,6 +111,7 @@ class Learner:
         self._most_comparisons = self._comparisons_left = _FIRST if judge_share < 1.0 else math.inf
         self._judge_slots = asyncio.Semaphore(_JUDGED_AT_ONCE)
         self._log = shared
+        self._agreement = Agreement()
         self._capacity = capacity
         self._recent: deque[Comparison] = deque(maxlen=_RECENT)
         self._heard: asyncio.Queue[tuple[AnswerStored, Query | None]] = asyncio.Queue(_MAX_WAITING)
@@ -146,7 +157,7 @@ class Learner:
         self._publish(label)
         return True
 
-    def _publish(self, learned: Label | JudgedPair) -> None:
+    def _publish(self, learned: Label | JudgedPair | EqualAnswers) -> None:
         learn = functools.partial(self.labels.learn, learned)
         if self._log is None or self._log.breaker.is_open:
             learn()
@@ -327,7 +338,7 @@ class Learner:
         for record in others:
             kept = self.neighbours.records.get(record.entry)
             if kept is not None and kept.created == record.created:
-                chosen.setdefault(kept.answer, kept)
+                chosen.setdefault(self.labels.policy.name_of(kept.answer), kept)
         answers = []
         for record in list(chosen.values())[: self._compared_at_most]:
             with contextlib.suppress(StoreUnavailable):  # what it says is not known now
@@ -346,16 +357,29 @@ class Learner:
             if (same := verdicts.get(query.entry)) is not None:
                 error = self.labels.errors.error(fresh.model, fresh.answers)
                 self.add_label(query, same, "audit" if query.is_audit else "miss", error)
-        equal = [kept for kept in map(self.neighbours.records.get, verdicts) if kept and verdicts[kept.entry]]
+        judged = [kept for kept in map(self.neighbours.records.get, verdicts) if kept]
+        equal = [kept for kept in judged if verdicts[kept.entry]]
         if equal:  # the group of one of the same tenant, if there is one
             first = min(equal, key=lambda record: record.namespace != fresh.namespace)
             self._update(comparison, answer=first.answer)
+            own = [kept for kept in judged if kept.namespace == fresh.namespace]
+            self._join(fresh, {kept.answer: verdicts[kept.entry] for kept in own})
         for record in equal:
             # Equal answers may belong to different questions: "Yes." answers many.
             if record.namespace != fresh.namespace and compare_texts(fresh.text, [record.text]).place is not None:
                 kept = self.neighbours.confirm(record, fresh.namespace)
                 if kept is not None and self._log is not None:
                     self._log.save(kept, await self._embedder.embed(kept.text), replaces=True)
+
+    def _join(self, fresh: Record, said: Mapping[str, bool | None]) -> None:
+        """Have names of a tenant's answers joined to which its fresh ones are equal; `said` is by name."""
+        own = {
+            self.labels.policy.name_of(name): same
+            for name, same in said.items()
+            if same is not None and namespace_of(name) == fresh.namespace
+        }
+        for equal in self._agreement.judged(own, self.labels.errors.error(fresh.model, fresh.answers)):
+            self._publish(equal)
 
     def _update(self, comparison: Comparison, **found: str | float) -> None:
         """Sets what the judge has found out, also where the record is stored already."""

@@ -24,7 +24,7 @@ from cache.semantic.judge.repeatability import is_unrepeatable
 from cache.semantic.messages import AnswerStored, LookupRequest
 from cache.semantic.policy import state as state_module
 from cache.semantic.policy.budget import BudgetPolicy
-from cache.semantic.policy.policy import Decision, Label
+from cache.semantic.policy.policy import Decision, EqualAnswers, Label
 from cache.semantic.service import answers as answers_module
 from cache.semantic.service import learner as learner_module
 from cache.semantic.service import neighbours as neighbours_module
@@ -146,6 +146,22 @@ async def test_an_answer_is_found_before_a_slow_judge_has_compared_it(slow: Host
     await slow.learner.idle()
     assert slow.record("two") == msgspec.structs.replace(kept, answer="a.one", confirmed=("b",))
     assert slow.figure("labels_from_miss") == 1
+
+
+@pytest.mark.parametrize(("name", "joined"), [("a.two", "a.one"), ("b.two", "b.two")])
+async def test_names_of_one_answer_are_joined(slow: Host, server: ChatServer, name: str, joined: str) -> None:
+    """By three fresh answers that are equal to both, and never with the name of another tenant's answer."""
+    server.goes_on.set()
+    await slow.record_answer("one", ASKED, ANSWER)
+    await slow.record_answer("two", AGAIN, SAME_ANSWER)
+    await slow.learner.idle()
+    slow.neighbours.records.change("a.two", 1.0, answer=name)  # as if the judge had missed it
+    names = []
+    for number in range(3):
+        await slow.record_answer(str(number), f"{ASKED} Now, please {number}", SAME_ANSWER)
+        await slow.learner.idle()
+        names.append(slow.policy.name_of(name))
+    assert names == [name, name, joined]
 
 
 async def test_a_fresh_answer_is_not_removed_with_purged_ones(slow: Host) -> None:
@@ -487,6 +503,9 @@ async def test_pairs_reach_the_errors_of_other_processes() -> None:
     there.take(here.encode(pair))
     here.learn(pair)
     assert others.figures() == errors.figures() != []
+
+    there.take(here.encode(EqualAnswers("a", "b")))
+    assert policy.name_of("b") == "a"
 
     restarted = Labels(policy, ErrorRates(1.0), "policy", "judge")
     assert restarted.restore(here.snapshot())
