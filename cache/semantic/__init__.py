@@ -7,7 +7,7 @@ question.py says what of a request may differ. Why a neighbour is served, by the
    embeds the question (embedding), finds its neighbours (index), and leaves out those whose answers may not go to this
    tenant, or probably disagree with each other (judge/repeatability.py): all, if the question itself is of that kind.
 2. `SemanticCache._candidate` has the policy count the votes of the neighbours for their answers (`evidence_of` in
-   policy/posterior.py); one answer wins.
+   policy/posterior.py); one answer wins. Answers that were found to be equal count as one (policy/groups.py).
 3. `candidate_of` in service/neighbours.py compares the question with those that have this answer (`compare` in
    wording/comparison.py). A veto forbids the answer; else one of these questions vouches for it, and what differs is
    evidence.
