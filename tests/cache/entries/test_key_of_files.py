@@ -65,7 +65,7 @@ URL_SPELLINGS: list[Callable[[bytes], str]] = [
     lambda content: data_url(content, "IMAGE/Png"),
     lambda content: data_url(content, "image/png;charset=utf-8"),
     lambda content: data_url(content, "image/png; name=a.png;x"),
-    lambda content: data_url(content, " image/png ").replace("data", "DATA").replace(";base64", "; Base64"),
+    lambda content: data_url(content, " image/png ").replace("data", "DATA", 1).replace(";base64", "; Base64"),
 ]
 
 
