@@ -205,7 +205,7 @@ class Learner:
             note.entry,
             note.partition,
             note.text,
-            note.entry,
+            f"{note.entry}@{note.created}",  # an entry outlives its answer
             note.model,
             note.generation,
             note.created,

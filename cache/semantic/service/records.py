@@ -32,10 +32,10 @@ _Time = Annotated[float, msgspec.Meta(gt=-1e11, lt=1e11)]
 class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One question that was answered.
 
-    `entry` is the id of the answer in the store, `answer` that of the first entry with an equal answer: its name, until
-    the policy has joined it with another. `partition` is the question's context (see `Question`). `confirmed` names the
-    other tenants that got the same fresh answer. The record is of the answer that was computed at `created`, and is
-    valid until `expires` (both in Unix seconds), only under its purge state, `generation`.
+    `entry` is the id of the answer in the store, `answer` the name of what it says: entry and time of the first answer
+    that is equal. The policy may have joined that with another. `partition` is the question's context (see `Question`).
+    `confirmed` names the other tenants that got the same fresh answer. The record is of the answer that was computed at
+    `created`, and is valid until `expires` (both in Unix seconds), only under its purge state, `generation`.
 
     `answers` is the class of its answer, and `disagreement` the evidence that answers to this very question disagree,
     in log odds.

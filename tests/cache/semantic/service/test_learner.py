@@ -139,16 +139,16 @@ async def test_an_answer_is_found_before_a_slow_judge_has_compared_it(slow: Host
 
     kept = slow.record("two")
     assert kept is not None
-    assert kept.answer == "a.two", "what it says is not known yet"
+    assert kept.answer == "a.two@1.0", "what it says is not known yet"
     assert slow.figure("labels_from_miss") == 0
     slow.neighbours.records.change("a.two", 1.0, confirmed=("b",))
     server.goes_on.set()
     await slow.learner.idle()
-    assert slow.record("two") == msgspec.structs.replace(kept, answer="a.one", confirmed=("b",))
+    assert slow.record("two") == msgspec.structs.replace(kept, answer="a.one@1.0", confirmed=("b",))
     assert slow.figure("labels_from_miss") == 1
 
 
-@pytest.mark.parametrize(("name", "joined"), [("a.two", "a.one"), ("b.two", "b.two")])
+@pytest.mark.parametrize(("name", "joined"), [("a.two", "a.one@1.0"), ("b.two", "b.two")])
 async def test_names_of_one_answer_are_joined(slow: Host, server: ChatServer, name: str, joined: str) -> None:
     """By three fresh answers that are equal to both, and never with the name of another tenant's answer."""
     server.goes_on.set()
@@ -162,6 +162,23 @@ async def test_names_of_one_answer_are_joined(slow: Host, server: ChatServer, na
         await slow.learner.idle()
         names.append(slow.policy.name_of(name))
     assert names == [name, name, joined]
+
+
+async def test_an_answer_that_is_computed_anew_has_a_name_of_its_own(slow: Host, server: ChatServer) -> None:
+    """What its entry said before, and which names were joined with that, are nothing that it says."""
+    server.goes_on.set()
+    await slow.record_answer("one", ASKED, ANSWER)
+    await slow.learner.idle()
+    before = slow.record("one")
+    assert before is not None
+    slow.policy.join(EqualAnswers("a.0", before.answer))
+    await slow.learner.forget("a.one")
+    await slow.record_answer("one", ASKED, "It cannot be reset.", created=2.0)
+    await slow.learner.idle()
+    after = slow.record("one")
+    assert after is not None
+    assert slow.policy.name_of(before.answer) == "a.0"
+    assert slow.policy.name_of(after.answer) == after.answer != before.answer
 
 
 async def test_a_fresh_answer_is_not_removed_with_purged_ones(slow: Host) -> None:
@@ -212,7 +229,7 @@ async def test_answers_beyond_what_may_wait_for_the_judge_are_not_compared(
         assert host.figure("unjudged") == 40 - 1 - 10, "the first has no neighbour"
         kept = host.record("39")
         assert kept is not None
-        assert kept.answer == "a.39"
+        assert kept.answer == "a.39@1.0"
 
 
 async def test_a_verdict_on_a_replaced_answer_is_dropped(slow: Host, server: ChatServer) -> None:
@@ -228,7 +245,7 @@ async def test_a_verdict_on_a_replaced_answer_is_dropped(slow: Host, server: Cha
 
     two = slow.record("two")
     assert two is not None
-    assert two.answer == "a.two"
+    assert two.answer == "a.two@1.0"
     assert slow.figure("labels_from_miss") == 0
 
 
@@ -250,7 +267,7 @@ async def test_an_answer_replaced_before_its_turn_is_not_compared(embedder: Embe
 
         assert host.figure("labels_from_miss") == 0
         assert {r["messages"][1]["content"].count("no passwords") for r in server.requests[:2]} == {0}
-        assert getattr(host.record("three"), "answer", None) == "a.two"
+        assert getattr(host.record("three"), "answer", None) == "a.two@1.0"
 
 
 async def test_answers_do_not_wait_for_the_judge_while_others_wait(slow: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +298,7 @@ async def test_a_removed_or_replaced_answer_gets_no_group(slow: Host, server: Ch
     await slow.learner.idle()
 
     assert slow.record("two") is None
-    assert getattr(slow.record("three"), "answer", None) == "a.three"
+    assert getattr(slow.record("three"), "answer", None) == "a.three@1.0"
 
 
 async def test_a_quick_judge_compares_an_answer_before_it_is_found(embedder: Embedder) -> None:
@@ -291,7 +308,7 @@ async def test_a_quick_judge_compares_an_answer_before_it_is_found(embedder: Emb
             await host.record_answer(str(number), f"{ASKED} I am number {number}.", ANSWER)
         await host.learner.idle()
 
-        assert {record.answer for record in host.neighbours.records} == {"a.0"}
+        assert {record.answer for record in host.neighbours.records} == {"a.0@1.0"}
         assert host.figure("judged_same") == 19
 
 
@@ -310,7 +327,7 @@ async def test_a_neighbour_whose_answer_is_unknown_is_left_out(
         assert {record.entry for record in host.neighbours.records} == {"a.old", "a.one", "a.two"}
         two = host.record("two")
         assert two is not None
-        assert two.answer == "a.one"
+        assert two.answer == "a.one@1.0"
         assert host.figure("not_learned") == 0
 
 
@@ -330,7 +347,7 @@ async def test_waiting_answers_are_compared_once_with_each_group(embedder: Embed
         server.goes_on.set()
         await host.learner.idle()
 
-        assert {record.answer for record in host.neighbours.records} == {"a.0"}
+        assert {record.answer for record in host.neighbours.records} == {"a.0@1.0"}
         assert len(server.requests) == 19
 
 
