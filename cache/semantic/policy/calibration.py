@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 
 from cache.semantic.policy.ledger import max_risk
-from cache.semantic.policy.policy import JudgeError, Label
+from cache.semantic.policy.policy import AnswerName, JudgeError, Label
 from cache.semantic.policy.tallies import gamma_quantile
 
 MAX_PENALTIES = 4096
@@ -34,7 +34,6 @@ _NEGLIGIBLE = 0.3
 _HALVED_AT = 4096
 _QUANTILE = NormalDist().inv_cdf(0.975)  # for an interval of 95 %
 
-_Name = Annotated[str, msgspec.Meta(max_length=512)]
 _Penalty = Annotated[float, msgspec.Meta(gt=0.0, le=1e6)]
 _Sum = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2 * _HALVED_AT)]
@@ -88,7 +87,7 @@ class WrongAnswerRisk(msgspec.Struct, array_like=True):
     only the answers served to that user.
     """
 
-    penalties: Annotated[dict[_Name, _Penalty], msgspec.Meta(max_length=MAX_PENALTIES)] = {}
+    penalties: Annotated[dict[AnswerName, _Penalty], msgspec.Meta(max_length=MAX_PENALTIES)] = {}
     """By answer, the oldest first."""
 
     def risk_of(self, answer: str) -> float:

@@ -2,7 +2,8 @@
 
 A fresh answer takes the name of an equal one. It gets a name of its own where the judge misses that one, or where it is
 not among the few that are compared; and later answers take that name. So neighbours that agree seem to disagree: after
-3,000 questions that have 77 answers, these had 250 names. Names are joined to which fresh answers were equal alike.
+3,000 questions that have 77 answers, these had 250 names. Two names are joined when the same fresh answers were found
+equal to both.
 """
 
 import math
@@ -11,14 +12,12 @@ from typing import Annotated
 
 import msgspec
 
-from cache.semantic.policy.policy import EqualAnswers, JudgeError
+from cache.semantic.policy.policy import AnswerName, EqualAnswers, JudgeError
 
 _MOST = 4096
-# Log likelihood ratio. A verdict weighs at most log(.98 / .01) = 4.6, so three are needed, or four and one against.
+# Log likelihood ratio. A verdict weighs at most log(1 / .01) = 4.61, so three are needed at least.
 _ENOUGH = 9.5
 _LEAST_ERROR = 0.01
-
-_Name = Annotated[str, msgspec.Meta(max_length=512)]
 
 
 class AnswerGroups(msgspec.Struct, array_like=True):
@@ -27,7 +26,7 @@ class AnswerGroups(msgspec.Struct, array_like=True):
     Beyond 4,096 the oldest are separate names again. Raises ValueError where a name goes on as one that sorts after it.
     """
 
-    joined: Annotated[dict[_Name, _Name], msgspec.Meta(max_length=_MOST)] = {}
+    joined: Annotated[dict[AnswerName, AnswerName], msgspec.Meta(max_length=_MOST)] = {}
 
     def __post_init__(self) -> None:
         if any(first >= name for name, first in self.joined.items()):

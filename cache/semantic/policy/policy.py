@@ -25,6 +25,7 @@ LABEL, EQUAL = "label", "equal answers"
 _MAX_FEATURE = 100.0
 _MIN_CALLED_DIFFERENT = 1e-12
 
+AnswerName = Annotated[str, msgspec.Meta(max_length=512)]
 _Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 
 
@@ -119,7 +120,7 @@ class Label(msgspec.Struct, frozen=True, array_like=True):
     Raises ValueError where it could not have been.
     """
 
-    answer: Annotated[str, msgspec.Meta(max_length=512)]
+    answer: AnswerName
     features: Annotated[tuple[float, ...], msgspec.Meta(max_length=64)]
     same: bool
     source: Source
@@ -137,8 +138,8 @@ class Label(msgspec.Struct, frozen=True, array_like=True):
 class EqualAnswers(msgspec.Struct, frozen=True, array_like=True):
     """Two names of what was found to be one answer."""
 
-    one: Annotated[str, msgspec.Meta(max_length=512)]
-    other: Annotated[str, msgspec.Meta(max_length=512)]
+    one: AnswerName
+    other: AnswerName
 
 
 def label_of(

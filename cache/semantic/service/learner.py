@@ -362,8 +362,7 @@ class Learner:
         if equal:  # the group of one of the same tenant, if there is one
             first = min(equal, key=lambda record: record.namespace != fresh.namespace)
             self._update(comparison, answer=first.answer)
-            own = [kept for kept in judged if kept.namespace == fresh.namespace]
-            self._join(fresh, {kept.answer: verdicts[kept.entry] for kept in own})
+            self._join(fresh, judged, verdicts)
         for record in equal:
             # Equal answers may belong to different questions: "Yes." answers many.
             if record.namespace != fresh.namespace and compare_texts(fresh.text, [record.text]).place is not None:
@@ -371,14 +370,14 @@ class Learner:
                 if kept is not None and self._log is not None:
                     self._log.save(kept, await self._embedder.embed(kept.text), replaces=True)
 
-    def _join(self, fresh: Record, said: Mapping[str, bool | None]) -> None:
-        """Have names of a tenant's answers joined to which its fresh ones are equal; `said` is by name."""
-        own = {
-            self.labels.policy.name_of(name): same
-            for name, same in said.items()
-            if same is not None and namespace_of(name) == fresh.namespace
-        }
-        for equal in self._agreement.judged(own, self.labels.errors.error(fresh.model, fresh.answers)):
+    def _join(self, fresh: Record, judged: Sequence[Record], verdicts: Mapping[str, bool | None]) -> None:
+        """Have names of equal answers joined, of the fresh one's tenant. The first verdict on a name counts."""
+        said: dict[str, bool] = {}
+        for kept in judged:
+            same = verdicts[kept.entry]
+            if same is not None and kept.namespace == namespace_of(kept.answer) == fresh.namespace:
+                said.setdefault(self.labels.policy.name_of(kept.answer), same)
+        for equal in self._agreement.judged(said, self.labels.errors.error(fresh.model, fresh.answers)):
             self._publish(equal)
 
     def _update(self, comparison: Comparison, **found: str | float) -> None:

@@ -56,7 +56,8 @@ class Host:
         self.neighbours = Neighbours(VectorIndex(embedder.model.dimensions))
         self.errors = ErrorRates(judge.same_above)
         self.labels = Labels(self.policy, self.errors, "policy", "judge")
-        self.learner = Learner(embedder, self.neighbours, Answers(None), judge, self.labels, 10_000, share)
+        self.answers = Answers(None)
+        self.learner = Learner(embedder, self.neighbours, self.answers, judge, self.labels, 10_000, share)
 
     async def record_answer(
         self,
@@ -162,6 +163,21 @@ async def test_names_of_one_answer_are_joined(slow: Host, server: ChatServer, na
         await slow.learner.idle()
         names.append(slow.policy.name_of(name))
     assert names == [name, name, joined]
+
+
+async def test_names_are_not_joined_by_the_answers_of_other_tenants(slow: Host, server: ChatServer) -> None:
+    """Not even where such an answer has a name of this tenant."""
+    server.goes_on.set()
+    await slow.record_answer("one", ASKED, ANSWER)
+    await slow.learner.idle()
+    theirs = Record("b.two", PARTITION, AGAIN, "a.two@1.0", "m", "0.0.0", 1.0, time.time() + 60)
+    slow.answers.record_answer(theirs, SAME_ANSWER)
+    await slow.neighbours.put(theirs, await slow.embedder.embed(AGAIN))
+    for number in range(4):
+        await slow.record_answer(str(number), f"{ASKED} Now, please {number}", SAME_ANSWER)
+        await slow.learner.idle()
+    assert slow.figure("judged_same") >= 8, "both are compared"
+    assert slow.policy.name_of("a.two@1.0") == "a.two@1.0"
 
 
 async def test_an_answer_that_is_computed_anew_has_a_name_of_its_own(slow: Host, server: ChatServer) -> None:
