@@ -1,6 +1,7 @@
 """What the semantic cache serves of streams of real questions, and how much of it is wrong, against the budget."""
 
 import asyncio
+import random
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -53,22 +54,38 @@ _OTHER_JUDGES = (
     StreamJudge("unsure of 15 %, of 50 % of what differs", JudgeError(recall=0.98 * 0.85, false_same=0.01 * 0.5)),
     StreamJudge("silent on 15 %", _JUDGE.error, silent=0.15),
 )
+_SAME_MISTAKES = "the same mistakes each time"
 _METHOD = """\
 Questions of the test splits, in {orders} random orders each; the posterior, its features and the ledger were chosen on
 the training splits; what the comparison of texts adds, and how careful the policy is, had these in view. Banking77 has
 {banking} requests, CLINC150 {clinc} (a hit on a question out of scope is wrong). Half unrepeatable is both together
-({half}), where for every second intent each question wants an answer of its own; sparse is both together with at most
-a dozen questions an intent ({sparse}). All of Banking77 ({long_banking}) and of CLINC150 ({long_clinc}) are both
-splits together, in {long_orders}. Each starts with an empty cache and an ignorant policy. Embedded with the default
-model, exact search, texts compared as in production. The judge of answers is simulated: recall .98, false "same" .01,
-which the policy knows; audits at most {audits:.0%} of requests. "On written answers" means that the default judge
-compares them: one for each intent of Banking77, with a case number where a question wants its own. "Worst order" and
-"mean" are over the orders. What a veto withheld is what the policy would have served without it, in half of the
-orders. Gain: hits over those of the best of {thresholds} static thresholds of similarity, chosen in hindsight for each
-order among those that are wrong no more often than the policy was; plain ones, without vetoes, are what other caches
-do. "That are wrong in delta": against the best threshold that is wrong no more often than delta; the policy spends
-less than its budget, the hindsight all of it. vCache is arXiv 2502.03771, without vetoes and storing only questions
-whose answer is new, which serves it best."""
+({half}), where for every second intent each question wants an answer of its own; sparse is both together with at most a
+dozen questions an intent ({sparse}). All of Banking77 ({long_banking}) and of CLINC150 ({long_clinc}) are both splits
+together, in {long_orders}. Each starts with an empty cache and an ignorant policy. Embedded with the default model,
+exact search, texts compared as in production. The judge of answers is simulated: recall .98, false "same" .01, which
+the policy knows; audits at most {audits:.0%} of requests. "On written answers" means that the default judge compares
+them: one for each intent of Banking77, with a case number where a question wants its own. "The same mistakes each time"
+are drawn once for each two answers, as of a judge that compares the same two texts again and again. "Worst order" and
+"mean" are over the orders. What a veto withheld is what the policy would have served without it, in half of the orders.
+Gain: hits over those of the best of {thresholds} static thresholds of similarity, chosen in hindsight for each order
+among those that are wrong no more often than the policy was; plain ones, without vetoes, are what other caches do.
+"That are wrong in delta": against the best threshold that is wrong no more often than delta; the policy spends less
+than its budget, the hindsight all of it. vCache is arXiv 2502.03771, without vetoes and storing only questions whose
+answer is new, which serves it best."""
+
+
+class ConsistentJudge(StreamJudge):
+    """Errs as often as the judge of the table, and each time that it compares two answers in the same way."""
+
+    def __init__(self, answers: Sequence[int], order: int) -> None:
+        super().__init__(_SAME_MISTAKES, _JUDGE.error)
+        self.order = order
+        self._answers = answers
+
+    def compare(self, asked: int, other: int, same: bool, chance: random.Random) -> bool:
+        one, another = sorted((self._answers[asked], self._answers[other]))
+        of_pair = random.Random(f"{self.order} {one} {another}")  # noqa: S311  # reproducible
+        return super().compare(asked, other, same, of_pair) is True
 
 
 async def measure(quick: bool) -> Figure:
@@ -93,6 +110,9 @@ def _measure(orders: int, quick: bool) -> Figure:
         for judge in _OTHER_JUDGES:
             runs = [_budget(stream, order, _COMPARED, judge) for order in range(1 if quick else orders // 2)]
             rows += _wrong_rows(f"{name}, delta {_COMPARED}, judge {judge.name}", _COMPARED, runs)
+        consistent = [ConsistentJudge(stream.answers.tolist(), order) for order in range(1 if quick else orders // 2)]
+        runs = [_budget(stream, judge.order, _COMPARED, judge) for judge in consistent]
+        rows += _wrong_rows(f"{name}, delta {_COMPARED}, judge {_SAME_MISTAKES}", _COMPARED, runs)
     rows += _judged_rows(orders // 2)
     sizes = [stream.size for stream in streams.values()]
     method = _METHOD.format(

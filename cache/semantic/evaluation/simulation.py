@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from cache.semantic.embedding.encoder import Vectors
 from cache.semantic.policy.budget import BudgetPolicy
-from cache.semantic.policy.groups import Agreement
 from cache.semantic.policy.policy import (
     COMPARED_ANSWERS,
     LEAST_COMPARED,
@@ -150,7 +149,6 @@ def serve_in_budget(stream: Stream, order: Ints, seed: int, delta: float, judge:
     stored = np.zeros(stream.size, dtype=np.bool_)
     # By question: the first one whose answer is the same, as far as the judge has said.
     groups = np.arange(stream.size)
-    agreement = Agreement()
 
     def name(question: int) -> str:
         return policy.name_of(str(groups[question]))
@@ -182,7 +180,7 @@ def serve_in_budget(stream: Stream, order: Ints, seed: int, delta: float, judge:
             stored[asked] = True
             groups[asked] = next((groups[other] for other, same in verdicts.items() if same), asked)
             said = {name(other): same for other, same in verdicts.items() if same is not None}
-            for equal in agreement.judged(said, judge.error):
+            for equal in policy.names_to_join(said, judge.error):
                 policy.join(equal)
         is_wrong = decision.serve and answers[source] != answers[asked]
         run.steps.append(Outcome(decision.serve, is_wrong, decision.audit))

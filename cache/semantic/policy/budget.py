@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from cache.semantic.messages import RiskFeature
 from cache.semantic.policy.audits import AuditLoad
 from cache.semantic.policy.calibration import Calibration, Reliability, WrongAnswerRisk
-from cache.semantic.policy.groups import AnswerGroups
+from cache.semantic.policy.groups import Agreement, AnswerGroups
 from cache.semantic.policy.ledger import Ledger
 from cache.semantic.policy.policy import Decision, EqualAnswers, Evidence, JudgeError, Label, Policy, Refusal
 from cache.semantic.policy.posterior import FEATURE_NAMES, Posterior, evidence_of
@@ -70,6 +70,7 @@ class BudgetPolicy(Policy):
         self.tallies = Tallies()
         self._ledger = Ledger(delta)
         self._load = AuditLoad(audit_share, chance)
+        self._agreement = Agreement()
 
     @property
     def inflation(self) -> float:
@@ -122,8 +123,14 @@ class BudgetPolicy(Policy):
             wrong = 1.0 if sure else judge.really_wrong(label.risk)
             self.learned.wrong_answers.found(self.name_of(label.answer), label.same, wrong)
 
+    def names_to_join(self, said: Mapping[str, bool], judge: JudgeError) -> list[EqualAnswers]:
+        return self._agreement.judged(said, judge)
+
     def join(self, equal: EqualAnswers) -> None:
-        self.learned.wrong_answers.rename(*self.learned.groups.join(equal))
+        if joined := self.learned.groups.join(equal):
+            self.learned.wrong_answers.rename(*joined)
+        if separated := self.learned.groups.separate():
+            self.learned.wrong_answers.copy(*separated)
 
     def settle(self, label: Label) -> None:
         if label.judge is not None and label.source == "audit":

@@ -97,8 +97,13 @@ class WrongAnswerRisk(msgspec.Struct, array_like=True):
 
     def rename(self, answer: str, former: str) -> None:
         """An answer that had two names has one."""
-        if penalty := self.penalties.pop(former, 0.0):
-            self.penalties[answer] = max(penalty, self.penalties.get(answer, 0.0))
+        self.copy(answer, former)
+        self.penalties.pop(former, None)
+
+    def copy(self, answer: str, other: str) -> None:
+        """An answer that was counted as another one was found wrong as often."""
+        if penalty := self.penalties.get(other, 0.0):
+            self._set(answer, max(penalty, self.penalties.get(answer, 0.0)))
 
     def found(self, answer: str, same: bool, wrong: float = 1.0) -> None:
         """Record a judgement of an answer that was served, or would have been.
@@ -109,7 +114,10 @@ class WrongAnswerRisk(msgspec.Struct, array_like=True):
         penalty = penalty / 2 if same else penalty + wrong
         if penalty < _NEGLIGIBLE:
             self.penalties.pop(answer, None)
-            return
+        else:
+            self._set(answer, penalty)
+
+    def _set(self, answer: str, penalty: float) -> None:
         self.penalties[answer] = penalty
         if len(self.penalties) > MAX_PENALTIES:
             del self.penalties[next(iter(self.penalties))]

@@ -21,31 +21,37 @@ _LEAST_ERROR = 0.01
 
 
 class AnswerGroups(msgspec.Struct, array_like=True):
-    """Names that were joined: each goes on as another one, which sorts before it, so that there is no cycle.
+    """Names that were joined: each goes on as the one of its group that sorts first.
 
-    Beyond 4,096 the oldest are separate names again. Raises ValueError where a name goes on as one that sorts after it.
+    Raises ValueError where a name goes on as one that sorts after it, or that goes on as another one itself.
     """
 
     joined: Annotated[dict[AnswerName, AnswerName], msgspec.Meta(max_length=_MOST)] = {}
+    """The oldest first."""
 
     def __post_init__(self) -> None:
-        if any(first >= name for name, first in self.joined.items()):
-            raise ValueError("joined names go on as names that sort before them")
+        if any(first >= name or first in self.joined for name, first in self.joined.items()):
+            raise ValueError("joined names go on as names that sort before them, and are none of these")
 
     def name_of(self, answer: str) -> str:
         """The one name of all answers that were found to be equal to this one."""
-        while (first := self.joined.get(answer)) is not None:
-            answer = first
-        return answer
+        return self.joined.get(answer, answer)
 
-    def join(self, equal: EqualAnswers) -> tuple[str, str]:
-        """The name that both go on with, and the one that is given up: the same one if they were joined before."""
+    def join(self, equal: EqualAnswers) -> tuple[str, str] | None:
+        """The name that both go on with, and the one that is given up. None if they were joined before."""
         kept, given_up = sorted((self.name_of(equal.one), self.name_of(equal.other)))
-        if kept != given_up:
-            self.joined[given_up] = kept
-            if len(self.joined) > _MOST:
-                del self.joined[next(iter(self.joined))]
+        if kept == given_up:
+            return None
+        self.joined.update({name: kept for name, first in self.joined.items() if first == given_up})
+        self.joined[given_up] = kept
         return kept, given_up
+
+    def separate(self) -> tuple[str, str] | None:
+        """Beyond 4,096 joined names the oldest is separate again: that one, and the one that it had gone on as."""
+        if len(self.joined) <= _MOST:
+            return None
+        oldest = next(iter(self.joined))
+        return oldest, self.joined.pop(oldest)
 
 
 class Agreement:

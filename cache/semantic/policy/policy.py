@@ -1,6 +1,6 @@
 """The contract of a decision policy, what goes in and out of it, and the simplest one: a static threshold."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple, Protocol
 
@@ -193,6 +193,13 @@ class Policy(Protocol):
     def name_of(self, answer: str) -> str:
         """The one name of all answers that are known to be equal to this one. Changes nothing."""
         return answer
+
+    def names_to_join(self, said: Mapping[str, bool], judge: JudgeError) -> list[EqualAnswers]:
+        """Those that this process has now seen to be one answer, which is then to be taken over by all, by `join`.
+
+        `said` tells by name which answers a fresh one was called equal to; `judge` is how often who says so errs.
+        """
+        return []
 
     def join(self, equal: EqualAnswers) -> None:
         """Take over, as `learn` does, that two answers are one."""

@@ -21,7 +21,6 @@ from cache.semantic.judge.error_rates import JudgedPair
 from cache.semantic.judge.judge import Judge
 from cache.semantic.judge.repeatability import MAX_DISAGREEMENT, disagreement_of, is_repeatable
 from cache.semantic.messages import AnswerStored
-from cache.semantic.policy.groups import Agreement
 from cache.semantic.policy.policy import (
     COMPARED_ANSWERS,
     LEAST_COMPARED,
@@ -111,7 +110,6 @@ class Learner:
         self._most_comparisons = self._comparisons_left = _FIRST if judge_share < 1.0 else math.inf
         self._judge_slots = asyncio.Semaphore(_JUDGED_AT_ONCE)
         self._log = shared
-        self._agreement = Agreement()
         self._capacity = capacity
         self._recent: deque[Comparison] = deque(maxlen=_RECENT)
         self._heard: asyncio.Queue[tuple[AnswerStored, Query | None]] = asyncio.Queue(_MAX_WAITING)
@@ -377,7 +375,7 @@ class Learner:
             same = verdicts[kept.entry]
             if same is not None and kept.namespace == namespace_of(kept.answer) == fresh.namespace:
                 said.setdefault(self.labels.policy.name_of(kept.answer), same)
-        for equal in self._agreement.judged(said, self.labels.errors.error(fresh.model, fresh.answers)):
+        for equal in self.labels.policy.names_to_join(said, self.labels.errors.error(fresh.model, fresh.answers)):
             self._publish(equal)
 
     def _update(self, comparison: Comparison, **found: str | float) -> None:

@@ -75,7 +75,7 @@ def test_joined_names_are_one(pairs: list[tuple[str, str]]) -> None:
     """In whatever order they were joined, also by way of others; and after they were saved."""
     groups, parts = AnswerGroups(), {name: {name} for name in "abcdefgh"}
     for one, other in pairs:
-        groups.join(EqualAnswers(one, other))
+        assert (groups.join(EqualAnswers(one, other)) is None) == (parts[one] is parts[other])
         together = parts[one] | parts[other]
         parts.update(dict.fromkeys(together, together))
     for kept in (groups, thaw(freeze("groups", groups), "groups", AnswerGroups)):
@@ -86,14 +86,39 @@ def test_joined_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest are separate again."""
     monkeypatch.setattr(groups_module, "_MOST", 2)
     groups = AnswerGroups()
+    separated = []
     for name in "bcd":
         groups.join(EqualAnswers("a", name))
+        separated.append(groups.separate())
+    assert separated == [None, None, ("b", "a")]
     assert [groups.name_of(name) for name in "bcd"] == ["b", "a", "a"]
 
 
-@pytest.mark.parametrize("joined", [{"a": "a"}, {"a": "b", "b": "a"}, {"a": 1}, {"b" * 513: "a"}])
+def test_a_separate_answer_was_found_wrong_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was found of the name that it had been counted as."""
+    monkeypatch.setattr(groups_module, "_MOST", 2)
+    learned = policy()
+    learned.join(PAIR)
+    learned.learn(Label("b", tuple(learned.vote([("b", 0.9)]).features.tolist()), False, "user", 0.01))
+    for name in "cd":
+        assert learned.name_of("b") == "a"
+        learned.join(EqualAnswers("a", name))
+    assert learned.name_of("b") == "b"
+    assert [learned.learned.wrong_answers.risk_of(name) for name in "abcd"] == [0.5, 0.5, 0.0, 0.0]
+
+
+def test_equal_names_that_are_joined_again_are_as_wrong_as_before() -> None:
+    """Other processes find the same pair."""
+    learned = policy()
+    learned.join(PAIR)
+    learned.learn(Label("a", tuple(learned.vote([("a", 0.9)]).features.tolist()), False, "user", 0.01))
+    learned.join(PAIR)
+    assert learned.learned.wrong_answers.risk_of("a") == 0.5
+
+
+@pytest.mark.parametrize("joined", [{"a": "a"}, {"a": "b", "b": "a"}, {"c": "b", "b": "a"}, {"a": 1}, {"b" * 513: "a"}])
 def test_what_cannot_have_been_joined_is_refused(joined: object) -> None:
-    """A look-up would never end in a cycle."""
+    """A name is looked up once: the one that it goes on as is its own."""
     with pytest.raises(UnusableState):
         thaw(freeze("groups", [joined]), "groups", AnswerGroups)
 

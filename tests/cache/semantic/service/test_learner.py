@@ -165,6 +165,22 @@ async def test_names_of_one_answer_are_joined(slow: Host, server: ChatServer, na
     assert names == [name, name, joined]
 
 
+async def test_what_a_judge_says_nothing_of_joins_no_names(embedder: Embedder) -> None:
+    """Fresh answers are equal to the one answer, and it has no verdict on the other one."""
+    async with (
+        chat_server(lambda body: "SAME" if ANSWER not in str(body) else "I cannot say.") as server,
+        open_llm_judge(server.url, "m", deadline=PATIENT) as judge,
+        _working(embedder, judge) as host,
+    ):
+        await host.record_answer("one", ASKED, ANSWER)
+        await host.record_answer("two", AGAIN, SAME_ANSWER)
+        for number in range(4):
+            await host.record_answer(str(number), f"{ASKED} Now, please {number}", SAME_ANSWER)
+            await host.learner.idle()
+        assert min(host.figure("judged_same"), host.figure("judged_unsure")) >= 4, "both are compared"
+        assert host.policy.name_of("a.two@1.0") == "a.two@1.0"
+
+
 async def test_names_are_not_joined_by_the_answers_of_other_tenants(slow: Host, server: ChatServer) -> None:
     """Not even where such an answer has a name of this tenant."""
     server.goes_on.set()
