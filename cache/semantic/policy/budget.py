@@ -154,6 +154,7 @@ class BudgetPolicy(Policy):
             "delta": self.delta,
             "labels": self.learned.posterior.labels,
             "warm_labels": WARM_LABELS,
+            "joined_answers": len(self.learned.groups.joined),
             "inflation": self.inflation,
             "most_risk": self._ledger.limit,
             "requests": ever.requests,

@@ -132,6 +132,7 @@ def test_the_policy_counts_joined_names_as_one() -> None:
     for each in (learned, restored):
         evidence = each.vote([("b", 0.9), ("a", 0.8), ("c", 0.7)])
         assert (evidence.answer, evidence.members) == ("a", (0, 1))
+        assert each.figures()["joined_answers"] == 1
     assert policy().vote([("b", 0.9), ("a", 0.8)]).members == (0,)
 
 
