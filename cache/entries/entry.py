@@ -3,12 +3,11 @@
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
-import xxhash
 
+from cache.entries.checksum import checked_payload, with_checksum
 from cache.errors import CorruptEntry
 
 _MAGIC = b"KGE1"
-_HEADER_BYTES = len(_MAGIC) + 8
 
 
 # Limits of values that another writer may have put into a shared Redis.
@@ -83,19 +82,13 @@ _decoder = msgspec.msgpack.Decoder(Entry)
 
 
 def encode_entry(entry: Entry) -> bytes:
-    """Magic, xxh3-64 of the payload (big endian), payload (MessagePack)."""
-    payload = _encoder.encode(entry)
-    return _MAGIC + xxhash.xxh3_64_digest(payload) + payload
+    """MessagePack, with a checksum."""
+    return with_checksum(_MAGIC, _encoder.encode(entry))
 
 
 def decode_entry(data: bytes) -> Entry:
     """The inverse of `encode_entry`. Raises CorruptEntry for anything else."""
-    if data[: len(_MAGIC)] != _MAGIC:
-        raise CorruptEntry("stored bytes are not an entry of this version")
-    payload = data[_HEADER_BYTES:]
-    if xxhash.xxh3_64_digest(payload) != data[len(_MAGIC) : _HEADER_BYTES]:
-        raise CorruptEntry("stored bytes fail their checksum")
     try:
-        return _decoder.decode(payload)
+        return _decoder.decode(checked_payload(_MAGIC, data))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise CorruptEntry(f"stored bytes do not decode: {error}") from error

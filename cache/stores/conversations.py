@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import xxhash
 
+from cache.entries.checksum import checked_payload, with_checksum
 from cache.errors import CorruptEntry, StoreUnavailable, Undecryptable
 from cache.stores.redis_store import RedisStore
 
@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 
 _MAGIC = b"KGR1"
 _PREFIX = "keepgate:response:"
-_HEADER_BYTES = len(_MAGIC) + 8
 _MAX_RECORD_BYTES = 32 * 2**20
 # A long one takes milliseconds to compress and to hash: it leaves the event loop. A short one gains nothing.
 _LARGE_BYTES = 2**14
@@ -208,20 +207,16 @@ async def _aside(size: int, work: Callable[[str, str, bytes], bytes], *arguments
 
 
 def _encode(namespace: str, response_id: str, record: bytes) -> bytes:
-    """Magic, xxh3-64 of the payload (big endian), payload (MessagePack)."""
+    """MessagePack, with a checksum."""
     is_large = len(record) > _LARGE_BYTES
     value = _Value(namespace, response_id, is_large, zlib.compress(record, 1) if is_large else record)
-    payload = _encoder.encode(value)
-    return _MAGIC + xxhash.xxh3_64_digest(payload) + payload
+    return with_checksum(_MAGIC, _encoder.encode(value))
 
 
 def _decode(namespace: str, response_id: str, data: bytes) -> bytes:
     """The inverse of `_encode`. Raises CorruptEntry for anything else, and for another response's value."""
-    payload = data[_HEADER_BYTES:]
-    if data[: len(_MAGIC)] != _MAGIC or xxhash.xxh3_64_digest(payload) != data[len(_MAGIC) : _HEADER_BYTES]:
-        raise CorruptEntry("stored bytes fail their checksum")
     try:
-        value = _decoder.decode(payload)
+        value = _decoder.decode(checked_payload(_MAGIC, data))
         if (value.namespace, value.response_id) != (namespace, response_id):
             raise CorruptEntry("stored bytes are another response")
         if not value.is_compressed:

@@ -4,14 +4,13 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-import xxhash
 
-from cache.errors import CacheError
+from cache.entries.checksum import checked_payload, with_checksum
+from cache.errors import CacheError, CorruptEntry
 
 VERSION = 4
 
 _MAGIC = b"KGS"
-_DIGEST_BYTES = 8
 
 T = TypeVar("T")
 
@@ -30,9 +29,8 @@ _decoder = msgspec.msgpack.Decoder(_Frame)
 
 
 def freeze(kind: str, content: Any) -> bytes:
-    """Magic, xxh3-64 of the rest (big endian), and in MessagePack: version, kind, content."""
-    frame = _encoder.encode((VERSION, kind, content))
-    return _MAGIC + xxhash.xxh3_64_digest(frame) + frame
+    """Version, kind and content in MessagePack, with a checksum."""
+    return with_checksum(_MAGIC, _encoder.encode((VERSION, kind, content)))
 
 
 def thaw(data: bytes, kind: str, of: type[T]) -> T:
@@ -40,19 +38,14 @@ def thaw(data: bytes, kind: str, of: type[T]) -> T:
 
     A number within limits is finite: msgspec refuses NaN there. Arrays are of float64, and of any shape and numbers.
     """
-    start = len(_MAGIC) + _DIGEST_BYTES
-    if data[: len(_MAGIC)] != _MAGIC:
-        raise UnusableState(f"{kind}: these bytes are no state of a policy; expected is what freeze() wrote.")
-    if xxhash.xxh3_64_digest(data[start:]) != data[len(_MAGIC) : start]:
-        raise UnusableState(f"{kind}: the checksum is wrong: the bytes are cut or damaged.")
     try:
-        frame = _decoder.decode(data[start:])
+        frame = _decoder.decode(checked_payload(_MAGIC, data))
         if frame.version != VERSION:
             raise OtherVersion(kind, frame.version)
         if frame.kind != kind:
             raise UnusableState(f"{kind}: this is the state of {frame.kind!r}.")
         return msgspec.msgpack.decode(frame.content, type=of, dec_hook=lambda _, value: np.array(value, np.float64))
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+    except (CorruptEntry, msgspec.DecodeError, ValueError, RecursionError) as error:
         raise UnusableState(f"{kind}: {error}") from error
 
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
+from cache.entries.checksum import checked_payload, with_checksum
 from cache.entries.key import namespace_of
 from cache.errors import CorruptEntry
 from cache.semantic.judge.answer import AnswerClass
@@ -20,7 +20,6 @@ from cache.semantic.normal_form.normal_form import normal_form
 Vector = npt.NDArray[np.float32]
 
 _MAGIC = b"KGS1"
-_HEADER_BYTES = len(_MAGIC) + 8
 # Records that expire within the same seconds are found expired together, when these are over.
 _SPAN_SECONDS = 5.0
 
@@ -154,16 +153,13 @@ class _Stored(msgspec.Struct, frozen=True, array_like=True):
 
 
 def encode_record(record: Record, vector: Vector, encoder: str) -> bytes:
-    """Magic, xxh3-64 of the rest, and that rest as msgpack."""
-    payload = msgspec.msgpack.encode(_Stored(record, encoder, vector.astype("<f4").tobytes()))
-    return _MAGIC + xxhash.xxh3_64_digest(payload) + payload
+    """MessagePack, with a checksum."""
+    return with_checksum(_MAGIC, msgspec.msgpack.encode(_Stored(record, encoder, vector.astype("<f4").tobytes())))
 
 
 def decode_record(data: bytes, entry: str, encoder: str, dimensions: int) -> tuple[Record, Vector | None]:
     """The record of `entry`, without a vector if that is not of `encoder`. Raises CorruptEntry."""
-    payload = data[_HEADER_BYTES:]
-    if data[:_HEADER_BYTES] != _MAGIC + xxhash.xxh3_64_digest(payload):
-        raise CorruptEntry("stored bytes fail their checksum")
+    payload = checked_payload(_MAGIC, data)
     try:
         record, of_encoder, stored = msgspec.structs.astuple(msgspec.msgpack.decode(payload, type=_Stored))
         vector = np.frombuffer(stored, dtype="<f4").astype(np.float32)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.errors import CorruptEntry, StoreUnavailable
+from cache.stores import conversations as conversations_module
 from cache.stores.conversations import Conversations, Record, decode_record, encode_record
 from cache.stores.redis_store import RedisStore, open_redis_store
 from tests.cache.conftest import PATIENT
@@ -18,6 +19,12 @@ from tests.cache.valkey import Valkey
 from tests.waiting import until
 
 LARGE = bytes(range(256)) * 2**12
+
+
+@pytest.fixture(autouse=True)
+def patient_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save has a tenth of a second, which a busy machine may take."""
+    monkeypatch.setattr(conversations_module, "_SAVE_DEADLINE", PATIENT)
 
 
 @pytest.fixture(params=["memory", "redis"])

@@ -1,0 +1,22 @@
+"""What is written to Redis and read again, with a checksum: no damaged or foreign bytes are taken for a value."""
+
+import xxhash
+
+from cache.errors import CorruptEntry
+
+_DIGEST_BYTES = 8
+
+
+def with_checksum(magic: bytes, payload: bytes) -> bytes:
+    """`magic`, which says what it is, xxh3-64 of the payload (big endian), payload."""
+    return magic + xxhash.xxh3_64_digest(payload) + payload
+
+
+def checked_payload(magic: bytes, data: bytes) -> bytes:
+    """The inverse of `with_checksum`. Raises CorruptEntry for anything else."""
+    if not data.startswith(magic):
+        raise CorruptEntry("stored bytes are not of this kind, or of another version")
+    payload = data[len(magic) + _DIGEST_BYTES :]
+    if with_checksum(magic, payload) != data:
+        raise CorruptEntry("stored bytes fail their checksum")
+    return payload
