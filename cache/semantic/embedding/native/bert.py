@@ -1,6 +1,6 @@
 """BERT models of sentence-transformers: which the compiled encoder supports, and their weights for `bert.cpp`."""
 
-import ctypes
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -21,26 +21,23 @@ _WEIGHT_MAX, _INT32_MAX = 2**11 - 1, 2**31 - 1
 # Below all weights of a model; its inverse is still a finite float.
 _MIN = 1e-30
 
+_Size = Annotated[int, msgspec.Meta(ge=1, le=_INT32_MAX)]
+
 _KNOWN = "encoders of the types bert and xlm-roberta, with gelu and absolute positions"
 _POOLS_FIRST = {"mean": False, "pooling_mode_mean_tokens": False, "cls": True, "pooling_mode_cls_token": True}
 _POSITIONS = "embeddings.position_embeddings.weight"
 
 
-class _Sizes(msgspec.Struct):
-    """Of a model's config.json, in the order of `bert.cpp`."""
+class Config(msgspec.Struct):
+    """Of a model's config.json, the first seven in the order of BertShape; other keys change no vector."""
 
-    num_hidden_layers: Annotated[int, msgspec.Meta(ge=1)]
-    hidden_size: int
-    num_attention_heads: Annotated[int, msgspec.Meta(ge=1)]
-    intermediate_size: int
-    vocab_size: int
-    max_position_embeddings: int
-    type_vocab_size: int
-
-
-class _Config(_Sizes):
-    """Other keys change no vector."""
-
+    num_hidden_layers: _Size
+    hidden_size: _Size
+    num_attention_heads: _Size
+    intermediate_size: _Size
+    vocab_size: _Size
+    max_position_embeddings: _Size
+    type_vocab_size: _Size
     model_type: Literal["bert", "xlm-roberta"]
     pad_token_id: int | None = None
     layer_norm_eps: float = 1e-12
@@ -67,19 +64,12 @@ class _Limit(msgspec.Struct):
     model_max_length: float | None = None
 
 
-class Shape(ctypes.Structure):
-    """BertShape of `bert.cpp`, by the names of config.json."""
-
-    _fields_ = (
-        *((name, ctypes.c_int32) for name in (*_Sizes.__struct_fields__, "pools_first")),
-        ("layer_norm_eps", ctypes.c_float),
-    )
-
-
 class Bert(NamedTuple):
     """A model as its files say."""
 
-    shape: Shape
+    config: Config
+    shape: bytes
+    """The BertShape of `bert.cpp`."""
     tokenizer: Tokenizer
     """Truncates a text where the model's pipeline does."""
     weights: dict[str, Floats]
@@ -98,7 +88,7 @@ def read_bert(folder: Path) -> Bert:
         if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
             raise NativeUnavailable(f"it does not know a model of {', '.join(kinds)}")
         transformer = folder / modules[0].path
-        config = msgspec.json.decode((transformer / "config.json").read_bytes(), type=_Config)
+        config = msgspec.json.decode((transformer / "config.json").read_bytes(), type=Config)
         pooling = msgspec.json.decode((folder / modules[1].path / "config.json").read_bytes(), type=dict[str, object])
         of_model, of_tokenizer = (
             msgspec.json.decode((transformer / name).read_bytes(), type=_Limit)
@@ -126,8 +116,9 @@ def read_bert(folder: Path) -> Bert:
     tokenizer.no_padding()
     longest = of_model.max_seq_length or of_tokenizer.model_max_length or positions
     tokenizer.enable_truncation(int(min(longest, positions)))
-    sizes = (getattr(config, name) for name in _Sizes.__struct_fields__)
-    return Bert(Shape(*sizes, _pools_first(pooling), config.layer_norm_eps), tokenizer, weights)
+    sizes = msgspec.structs.astuple(config)[:7]
+    shape = struct.pack("8if", *sizes, _pools_first(pooling), config.layer_norm_eps)
+    return Bert(config, shape, tokenizer, weights)
 
 
 def _pools_first(config: dict[str, object]) -> bool:
@@ -150,10 +141,10 @@ def packed_model(bert: Bert, panel: int, activation_max: int) -> Bytes:
         activation_max: the largest integer of an activation.
 
     Raises:
-        NativeUnavailable: the weights are not those of the shape.
+        NativeUnavailable: the weights are not those of the config.
     """
-    shape, parts = bert.shape, list[Bytes]()
-    hidden, inner = shape.hidden_size, shape.intermediate_size
+    config, parts = bert.config, list[Bytes]()
+    hidden, inner = config.hidden_size, config.intermediate_size
 
     def take(name: str, *size: int) -> Floats:
         if bert.weights[name].shape != size:
@@ -180,11 +171,11 @@ def packed_model(bert: Bert, panel: int, activation_max: int) -> Bytes:
         put_floats(np.concatenate([take(f"{name}.bias", out) for name in names]))
 
     try:
-        put_floats(take("embeddings.word_embeddings.weight", shape.vocab_size, hidden))
-        put_floats(take(_POSITIONS, shape.max_position_embeddings, hidden))
-        put_floats(take("embeddings.token_type_embeddings.weight", shape.type_vocab_size, hidden))
+        put_floats(take("embeddings.word_embeddings.weight", config.vocab_size, hidden))
+        put_floats(take(_POSITIONS, config.max_position_embeddings, hidden))
+        put_floats(take("embeddings.token_type_embeddings.weight", config.type_vocab_size, hidden))
         put_norm("embeddings.LayerNorm")
-        for layer in (f"encoder.layer.{i}" for i in range(shape.num_hidden_layers)):
+        for layer in (f"encoder.layer.{i}" for i in range(config.num_hidden_layers)):
             put_linear([f"{layer}.attention.self.{part}" for part in ("query", "key", "value")], hidden, hidden)
             put_linear([f"{layer}.attention.output.dense"], hidden, hidden)
             put_norm(f"{layer}.attention.output.LayerNorm")

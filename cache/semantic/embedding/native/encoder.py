@@ -51,7 +51,7 @@ class NativeEncoder:
         self._tokenizer = bert.tokenizer
         self.name = f"{files.name}, compiled"
         self.fingerprint = files.fingerprint()
-        self.dimensions = bert.shape.hidden_size
+        self.dimensions = bert.config.hidden_size
 
     def encode(self, texts: list[str]) -> Vectors:
         """Raises ValueError if a token is not in the model's tables."""
@@ -71,11 +71,10 @@ class NativeEncoder:
         starts = np.cumsum([0, *lengths], dtype=np.int32)
         token_ids = np.array([number for each in encodings for number in each.ids], np.int32)
         type_ids = np.array([number for each in encodings for number in each.type_ids], np.int32)
-        shape = ctypes.byref(self._shape)
-        needed = self._library.bert_work_bytes(shape, int(starts[-1]), max(lengths, default=0))
+        needed = self._library.bert_work_bytes(self._shape, int(starts[-1]), max(lengths, default=0))
         arrays = (starts, token_ids, type_ids, aligned(needed), vectors)
         failed = self._library.bert_encode(
-            shape, self._weights.ctypes.data, len(encodings), *(array.ctypes.data for array in arrays)
+            self._shape, self._weights.ctypes.data, len(encodings), *(array.ctypes.data for array in arrays)
         )
         if failed:
             raise ValueError("the tokenizer gives numbers that the model has no row for")
