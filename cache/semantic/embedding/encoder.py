@@ -9,7 +9,7 @@ import numpy.typing as npt
 Vectors = npt.NDArray[np.float32]
 
 _MIN_NORM = 1e-12
-_BATCH = 64
+_BATCH = 256
 
 
 class Encoder(Protocol):
@@ -49,11 +49,9 @@ def vectors_of(texts: Sequence[str], encoder: Encoder, progress: Callable[[str],
 
     `progress` is told now and then how many of them there are.
     """
-    # Texts of about one length go together: the short ones of a batch are computed as long as its longest.
-    order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
     vectors = np.empty((len(texts), encoder.dimensions), dtype=np.float32)
-    for start in range(0, len(order), _BATCH):
-        batch = order[start : start + _BATCH]
-        vectors[batch] = encoder.encode([texts[place] for place in batch])
+    for start in range(0, len(texts), _BATCH):
+        batch = texts[start : start + _BATCH]
+        vectors[start : start + len(batch)] = encoder.encode(list(batch))
         progress(f"{start + len(batch)} of {len(texts)} texts embedded")
     return np.nan_to_num(vectors)
