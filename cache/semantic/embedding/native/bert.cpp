@@ -436,15 +436,21 @@ void pool(const BertShape& m, const float* rows, int tokens, float* out) {
 
 }  // namespace
 
+inline int longest_text(int texts, const int32_t* starts) {
+  int longest = 0;
+  for (int i = 0; i < texts; i++) longest = std::max(longest, starts[i + 1] - starts[i]);
+  return longest;
+}
+
 extern "C" {
 
 int bert_lanes() { return LANES; }
-float bert_activation_max() { return ACTIVATION_MAX; }
+int bert_activation_max() { return ACTIVATION_MAX; }
 
-// Bytes of memory that a call needs for so many tokens in all, and so many of its longest text.
-int64_t bert_work_bytes(const BertShape* m, int tokens, int longest) {
+// Bytes of memory that bert_encode needs for these texts.
+int64_t bert_work_bytes(const BertShape* m, int texts, const int32_t* starts) {
   Memory memory{nullptr};
-  Work(memory, *m, tokens, longest);
+  Work(memory, *m, starts[texts], longest_text(texts, starts));
   return memory.end - (char*)nullptr;
 }
 
@@ -454,9 +460,7 @@ int64_t bert_work_bytes(const BertShape* m, int tokens, int longest) {
 int bert_encode(const BertShape* shape, char* weights, int texts, const int32_t* starts, const int32_t* tokens,
                 const int32_t* types, char* memory, float* vectors) {
   const BertShape& m = *shape;
-  const int rows = starts[texts];
-  int longest = 0;
-  for (int i = 0; i < texts; i++) longest = std::max(longest, starts[i + 1] - starts[i]);
+  const int rows = starts[texts], longest = longest_text(texts, starts);
   auto within = [&](const int32_t* numbers, int end) {
     return std::all_of(numbers, numbers + rows, [&](int32_t n) { return n >= 0 && n < end; });
   };

@@ -4,6 +4,7 @@ The machine's own compiler builds it, once, into a folder of the user's cache.
 """
 
 import ctypes
+import itertools
 import os
 import shutil
 import subprocess
@@ -21,9 +22,8 @@ from cache.semantic.embedding.native.bert import aligned, packed_model, read_ber
 _SOURCE = Path(__file__).with_name("bert.cpp")
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC")
 _LONGEST_BUILD = 120
-# Tokens of a call, unless a single text has more: its numbers fit in a core's second-level cache.
+# Tokens of a call, beside those of its first text: its numbers fit in a core's second-level cache.
 _MAX_TOKENS = 256
-_INT32, _INT64, _FLOAT, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 
 class NativeEncoder:
@@ -40,13 +40,9 @@ class NativeEncoder:
         """
         bert = read_bert(files.folder)
         self._library = native_library(cache)
-        self._library.bert_work_bytes.restype = _INT64
-        self._library.bert_work_bytes.argtypes = (_POINTER, _INT32, _INT32)
-        self._library.bert_encode.argtypes = (_POINTER, _POINTER, _INT32, *[_POINTER] * 5)
-        self._library.bert_activation_max.restype = _FLOAT
-        panel, activation_max = 2 * self._library.bert_lanes(), int(self._library.bert_activation_max())
+        self._library.bert_work_bytes.restype = ctypes.c_int64
         self._shape = bert.shape
-        self._weights = packed_model(bert, panel, activation_max)
+        self._weights = packed_model(bert, 2 * self._library.bert_lanes(), self._library.bert_activation_max())
         self._prompt = files.prompt
         self._tokenizer = bert.tokenizer
         self.name = f"{files.name}, compiled"
@@ -55,29 +51,27 @@ class NativeEncoder:
 
     def encode(self, texts: list[str]) -> Vectors:
         """Raises ValueError if a token is not in the model's tables."""
-        vectors = np.empty((len(texts), self.dimensions), np.float32)
         encodings = [self._tokenizer.encode(well_formed(self._prompt + text)) for text in texts]
-        first = tokens = 0
-        for place, encoding in enumerate(encodings):
-            if place > first and tokens + len(encoding) > _MAX_TOKENS:
-                self._compute(encodings[first:place], vectors[first:place])
-                first, tokens = place, 0
-            tokens += len(encoding)
-        self._compute(encodings[first:], vectors[first:])
-        return unit(vectors)
+        # A call has the texts that end within the same _MAX_TOKENS of all.
+        ends = itertools.accumulate(map(len, encodings))
+        calls = itertools.groupby(zip(encodings, ends, strict=True), lambda each: each[1] // _MAX_TOKENS)
+        none = np.empty((0, self.dimensions), np.float32)
+        return unit(np.vstack([none, *(self._compute([encoding for encoding, _ in call]) for _, call in calls)]))
 
-    def _compute(self, encodings: list[Encoding], vectors: Vectors) -> None:
-        lengths = [len(each) for each in encodings]
-        starts = np.cumsum([0, *lengths], dtype=np.int32)
+    def _compute(self, encodings: list[Encoding]) -> Vectors:
+        """Not of length 1 yet."""
+        starts = np.cumsum([0, *map(len, encodings)], dtype=np.int32)
         token_ids = np.array([number for each in encodings for number in each.ids], np.int32)
         type_ids = np.array([number for each in encodings for number in each.type_ids], np.int32)
-        needed = self._library.bert_work_bytes(self._shape, int(starts[-1]), max(lengths, default=0))
-        arrays = (starts, token_ids, type_ids, aligned(needed), vectors)
+        work = aligned(self._library.bert_work_bytes(self._shape, len(encodings), starts.ctypes))
+        vectors = np.empty((len(encodings), self.dimensions), np.float32)
+        arrays = (starts, token_ids, type_ids, work, vectors)
         failed = self._library.bert_encode(
-            self._shape, self._weights.ctypes.data, len(encodings), *(array.ctypes.data for array in arrays)
+            self._shape, self._weights.ctypes, len(encodings), *(array.ctypes for array in arrays)
         )
         if failed:
             raise ValueError("the tokenizer gives numbers that the model has no row for")
+        return vectors
 
 
 def native_library(cache: Path) -> ctypes.CDLL:
