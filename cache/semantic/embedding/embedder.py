@@ -2,7 +2,6 @@
 
 import asyncio
 import bisect
-import functools
 import itertools
 import math
 import os
@@ -48,11 +47,7 @@ class ThreadModel:
         self.name, self.fingerprint, self.dimensions = encoder.name, encoder.fingerprint, encoder.dimensions
         self.breaker = Breaker(encoder.name, lambda: asyncio.sleep(0), (), math.inf)
         self._encoder = encoder
-        yield_to_others = None
-        if patient and sys.platform == "linux":  # where threads have their own priorities
-            # It gives this thread a tenth of the others' share of a busy processor.
-            yield_to_others = functools.partial(os.setpriority, os.PRIO_PROCESS, 0, _NICE)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="embedder", initializer=yield_to_others)
+        self._thread = ThreadPoolExecutor(1, "embedder", _yield_to_others if patient else None)
 
     async def encode(self, texts: list[str]) -> Vectors:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._encoder.encode, texts)
@@ -60,6 +55,12 @@ class ThreadModel:
     async def close(self) -> None:
         """Let a running call end."""
         await asyncio.to_thread(self._thread.shutdown)
+
+
+def _yield_to_others() -> None:
+    """Gives this thread a tenth of the others' share of a busy processor."""
+    if sys.platform == "linux":  # where threads have their own priorities
+        os.setpriority(os.PRIO_PROCESS, 0, _NICE)
 
 
 class _Waiting:
