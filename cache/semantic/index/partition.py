@@ -206,8 +206,7 @@ class ListBuilder:
                 partition.flat, partition.lists = array("i", rows.tolist()), None
                 return
         count = round(ideal_lists(len(rows)))
-        if len(rows) > count * _VECTORS_PER_LIST:
-            rows = np.random.default_rng(len(rows)).choice(rows, count * _VECTORS_PER_LIST, replace=False)
+        rows = np.random.default_rng(len(rows)).permutation(rows)[: count * _VECTORS_PER_LIST]
         sample = np.concatenate([vectors for _, vectors in self._pieces(partition, rows)])
         if len(sample) < count:  # removed meanwhile
             return
