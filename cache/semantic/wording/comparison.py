@@ -85,10 +85,6 @@ class Difference(NamedTuple):
     moved: bool
     counted: Set[str]
 
-    @property
-    def words(self) -> Set[str]:
-        return self.added | self.removed
-
 
 class TextComparison(NamedTuple):
     """The result for a question.
@@ -113,17 +109,17 @@ def compare(asked: Text, questions: Sequence[Text]) -> TextComparison:
     if not words:
         return _forbidden(vetoes, vetoes[0])
     ours = frozenset(asked.words)
-    copies = {place: found for place in words if (found := difference(asked.words, questions[place].words))}
     replaced = inserted = False
-    chosen = next((place for place, found in copies.items() if not found.words and not found.moved), None)
+    chosen = next((place for place in words if questions[place].words == asked.words), None)
     if chosen is None:
+        copies = {place: found for place in words if (found := difference(asked.words, questions[place].words))}
         for found in copies.values():
             if found.moved:
                 return _forbidden(vetoes, "order")
             # Other questions may say a number or a negation of something else: for these only near-copies are asked.
             having = {
                 word: [word in words[place] for place in (words if _kind({word}, found) == "words" else copies)]
-                for word in found.words
+                for word in found.added | found.removed
             }
             strange = {word for word in found.added if not any(having[word])}
             missing = {word for word in found.removed - ours if all(having[word])}
