@@ -86,7 +86,7 @@ def read_bert(folder: Path) -> Bert:
         modules = msgspec.json.decode((folder / "modules.json").read_bytes(), type=list[_Module])
         kinds = [module.type.rpartition(".")[2] for module in modules]
         if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-            raise NativeUnavailable(f"it does not know a model of {', '.join(kinds)}")
+            raise ValueError(f"it does not know a model of {', '.join(kinds)}")
         transformer = folder / modules[0].path
         config = msgspec.json.decode((transformer / "config.json").read_bytes(), type=Config)
         pooling = msgspec.json.decode((folder / modules[1].path / "config.json").read_bytes(), type=dict[str, object])
@@ -96,8 +96,6 @@ def read_bert(folder: Path) -> Bert:
         )
         tokenizer = Tokenizer.from_file(str(transformer / "tokenizer.json"))
         tensors = load_file(transformer / "model.safetensors")
-    except NativeUnavailable:
-        raise
     # The tokenizers and safetensors raise errors of their own, some without a class.
     except Exception as error:
         raise NativeUnavailable(f"it knows {_KNOWN}, and no model with such files: {error}") from error
