@@ -167,5 +167,4 @@ async def first_vector(session: aiohttp.ClientSession, server: EmbeddingServer, 
 
 
 def _breaker(server: EmbeddingServer, probe: Callable[[], Awaitable[None]], deadline: float) -> Breaker:
-    failures = (aiohttp.ClientError, BadReply)
-    return Breaker(f"the embedding server of {server.name}", probe, failures, deadline)
+    return Breaker(f"the embedding server of {server.name}", probe, (aiohttp.ClientError, BadReply), deadline)
