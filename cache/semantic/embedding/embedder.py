@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import NamedTuple
 
 import aiohttp
@@ -96,8 +96,8 @@ class Embedder:
         self._began = math.inf
         self._patience = patience
         self._text_seconds = 0.0
-        self._closed = False
         self._wake = asyncio.Event()
+        self._worker = asyncio.create_task(self._work(), name="embedder")
 
     @property
     def seconds_under_way(self) -> float:
@@ -111,7 +111,7 @@ class Embedder:
         Raises EmbedderBusy at once if it would not be in time, and EmbeddingFailed if the model gives no vector or is
         known to be unavailable. A cancelled caller costs nothing more: a text is computed only if a caller still waits.
         """
-        if self._closed:
+        if self._worker.done():
             raise EmbeddingFailed("the embedder is closed")
         if self.model.breaker.is_open:
             raise EmbeddingFailed(f"{self.model.name} is unavailable")
@@ -125,7 +125,7 @@ class Embedder:
         self._wake.set()
         return await waiting.vector
 
-    async def work(self) -> None:
+    async def _work(self) -> None:
         """Computes waiting texts; runs while the embedder is open."""
         while True:
             await self._wake.wait()
@@ -139,9 +139,10 @@ class Embedder:
             if not self._waiting:
                 self._wake.clear()
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Let the running call end; callers that still wait get EmbeddingFailed."""
-        self._closed = True
+        self._worker.cancel()
+        await asyncio.wait([self._worker])
         _fail(self._under_way + self._waiting, EmbeddingFailed("the embedder is closed"))
         await self.model.close()
 
@@ -177,23 +178,15 @@ def _fail(batch: list[_Waiting], error: EmbeddingFailed) -> None:
             each.vector.set_exception(error)
 
 
-@asynccontextmanager
-async def open_embedder(
+def open_embedder(
     model: Encoder | ServerModel, patient: bool = False, patience: float = math.inf
-) -> AsyncIterator[Embedder]:
+) -> aclosing[Embedder]:
     """An embedder that works until the block ends. A text that would wait more than `patience` seconds is refused.
 
     A `patient` one is for background work: the thread of an encoder has a low priority, so that its texts, which may
     take fifty milliseconds and cannot be interrupted, do not delay other embedders.
     """
-    embedder = Embedder(model if isinstance(model, ServerModel) else ThreadModel(model, patient), patience)
-    worker = asyncio.create_task(embedder.work(), name="embedder")
-    try:
-        yield embedder
-    finally:
-        worker.cancel()
-        await asyncio.wait([worker])
-        await embedder.close()
+    return aclosing(Embedder(model if isinstance(model, ServerModel) else ThreadModel(model, patient), patience))
 
 
 class Embedders(NamedTuple):
