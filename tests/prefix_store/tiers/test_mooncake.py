@@ -199,12 +199,12 @@ async def test_a_store_that_goes_is_a_miss_until_it_is_back(
     broken.stop()
     async with asyncio.timeout(DEADLINE):
         assert await tier.lookup(blocks) == 0
-    errors = tier.counts.io_errors["ECONNREFUSED"]
+    errors = tier.counts.io_errors["ECONNREFUSED"]  # one of the look-up, and maybe one of a check in the background
     async with asyncio.timeout(1.0):
         assert await tier.lookup(blocks) == 0
         assert await restored(tier, blocks) == 0
         assert await kept(tier, chain("b", 2)) == 0
-    assert errors == 1
+    assert 1 <= errors <= 2
     warnings = [record.getMessage() for record in caplog.records if "failed while" in record.getMessage()]
     assert warnings[0] == "failed while finding KV blocks in Mooncake: [Errno 111] the master does not answer"
     assert tier.counts.rejected == {"there is no connection": 2}
