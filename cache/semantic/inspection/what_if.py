@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from cache.semantic.messages import Step, WhatIfAccount, WhatIfPoint
 from cache.semantic.policy.ledger import Ledger
@@ -30,26 +31,23 @@ _AT_ONCE = 20
 class CountedRequest:
     """A request as every delta counts it, at `time` in Unix seconds.
 
-    `is_drawn` says whether its answer is judged, as each one that was not served is, and `chance` with which
-    probability that was drawn. `same` is the judgement, None before it is known. `hits` are, by delta that would have
-    served it, the tallies that it is counted in.
+    The `decision` is the policy's, with an audit that was sure to be drawn for an answer that was not served: each such
+    one is judged. `same` is the judgement, None before it is known. `hits` are, by delta that would have served it, the
+    tallies that it is counted in.
     """
 
     decision: Decision
     max_risk: float
     time: float
-    is_drawn: bool
-    chance: float
     same: bool | None = None
     hits: dict[float, list[Tally]] = field(default_factory=dict)
 
     def judge(self, same: bool) -> None:
         """Count the judgement of its answer. One that nobody has drawn counts nowhere: it is no sample."""
-        if self.same is None and self.is_drawn:
+        if self.same is None and self.decision.audit:
             self.same = same
-            for tallies in self.hits.values():
-                for tally in tallies:
-                    tally.count_audit(same, self.chance)
+            for tally in chain.from_iterable(self.hits.values()):
+                tally.count_audit(same, self.decision.audit_chance)
 
 
 class Account:
@@ -75,7 +73,7 @@ class Account:
             tallies.append(steps.setdefault(int(request.time) // step, Tally()))
             if len(steps) > _STEPS_KEPT[step]:
                 del steps[next(iter(steps))]
-        counted = replace(decision, serve=is_hit, audit=request.is_drawn, audit_chance=request.chance)
+        counted = replace(decision, serve=is_hit)
         for tally in tallies:
             tally.count_request(counted)
         return tallies if is_hit else []
@@ -97,8 +95,9 @@ class WhatIf:
 
     def count_request(self, decision: Decision, max_risk: float, was_served: bool, time: float) -> CountedRequest:
         """Count a request that the policy has decided."""
-        is_drawn, chance = (decision.audit, decision.audit_chance) if was_served else (True, 1.0)
-        request = CountedRequest(decision, max_risk, time, is_drawn, chance)
+        if not was_served:
+            decision = replace(decision, audit=True, audit_chance=1.0)
+        request = CountedRequest(decision, max_risk, time)
         for delta, account in self._accounts.items():
             if tallies := account.count(request):
                 request.hits[delta] = tallies
@@ -135,7 +134,7 @@ class WhatIf:
         for number, request in enumerate(list(self._kept)):
             for tally in account.count(request):
                 if request.same is not None:
-                    tally.count_audit(request.same, request.chance)
+                    tally.count_audit(request.same, request.decision.audit_chance)
             if number % _AT_ONCE == 0:
                 await asyncio.sleep(0)
         return account
