@@ -37,10 +37,8 @@ def report_on_pairs(pairs: Sequence[LabelledPair], encoder: Encoder, progress: P
     same = np.array([pair.same for pair in pairs], dtype=np.bool_)
     passed = np.array([not wording.veto for wording in wordings], dtype=np.bool_)
     allowed = {"vetoes_on": passed, "vetoes_off": np.ones_like(passed)}
-    positives, negatives = (
-        Counter(w.veto for w, pair in zip(wordings, pairs, strict=True) if w.veto and pair.same == of)
-        for of in (True, False)
-    )
+    vetoed = Counter((wording.veto, pair.same) for wording, pair in zip(wordings, pairs, strict=True))
+    vetoes = Counter(wording.veto for wording in wordings if wording.veto).most_common()
     return {
         "pairs": len(pairs),
         "positives": int(same.sum()),
@@ -52,10 +50,7 @@ def report_on_pairs(pairs: Sequence[LabelledPair], encoder: Encoder, progress: P
             f"{least:.2f}": {name: figures_of(of & (similarities >= least), same) for name, of in allowed.items()}
             for least in THRESHOLDS
         },
-        "vetoes": {
-            name: {"positives": positives[name], "negatives": negatives[name]}
-            for name, _ in (positives + negatives).most_common()
-        },
+        "vetoes": {name: {"positives": vetoed[name, True], "negatives": vetoed[name, False]} for name, _ in vetoes},
         "notes": _notes(same, int(passed.sum())),
     }
 
