@@ -11,13 +11,7 @@ import numpy.typing as npt
 
 from cache.semantic.embedding.encoder import Vectors
 from cache.semantic.policy.budget import BudgetPolicy
-from cache.semantic.policy.policy import (
-    COMPARED_ANSWERS,
-    LEAST_COMPARED,
-    NEIGHBOURS,
-    JudgeError,
-    label_of,
-)
+from cache.semantic.policy.policy import COMPARED_ANSWERS, LEAST_COMPARED, NEIGHBOURS, JudgeError, label_of
 from cache.semantic.wording.comparison import compare
 from cache.semantic.wording.text import Text
 

@@ -26,7 +26,6 @@ class Embedder(Protocol):
 
     async def embed(self, text: str) -> npt.NDArray[np.float32]:
         """The unit vector of `text`, float32 [dimensions]."""
-        ...
 
 
 class Read(NamedTuple):

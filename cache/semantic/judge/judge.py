@@ -20,4 +20,3 @@ class Judge(Protocol):
 
         `question` is what `fresh` answers, and `model` the one that did.
         """
-        ...
