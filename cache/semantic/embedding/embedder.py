@@ -22,7 +22,7 @@ from cache.semantic.embedding.server import EmbeddingServer, ServerModel, first_
 from cache.stores.breaker import Breaker
 
 MAX_WAITING = 1024
-"""Texts that are computed or wait for it, with any patience."""
+"""Texts in the queue, with any patience."""
 MAX_TOKENS = 256
 """Of one call, by the length of its texts: later texts wait for the whole call."""
 _CHARACTERS_OF_TOKEN = 4
@@ -64,7 +64,7 @@ def _yield_to_others() -> None:
 
 
 class _Waiting:
-    """A text and the caller that waits for its vector."""
+    """A queued text and the caller that waits for its vector."""
 
     def __init__(self, text: str) -> None:
         loop = asyncio.get_running_loop()
@@ -91,7 +91,8 @@ class Embedder:
         """Computed so far."""
         self.calls = 0
         """Of the model, so far: texts / calls is the mean size of a batch."""
-        self._waiting: list[_Waiting] = []  # with those that are computed
+        self._waiting: list[_Waiting] = []
+        self._under_way: list[_Waiting] = []
         self._began = math.inf
         self._patience = patience
         self._text_seconds = 0.0
@@ -115,7 +116,8 @@ class Embedder:
         if self.model.breaker.is_open:
             raise EmbeddingFailed(f"{self.model.name} is unavailable")
         self._forget_who_left()
-        wait = max(len(self._waiting) * self._text_seconds, self.seconds_under_way)
+        ahead = len(self._waiting) + len(self._under_way)
+        wait = max(ahead * self._text_seconds, self.seconds_under_way)
         if len(self._waiting) >= MAX_WAITING or wait > self._patience:
             raise EmbedderBusy("the embedding model is busy: this text would not be embedded in time")
         waiting = _Waiting(text)
@@ -130,17 +132,18 @@ class Embedder:
             self._forget_who_left()
             self._waiting.sort(key=lambda each: each.rank)
             tokens = list(itertools.accumulate(each.tokens for each in self._waiting))
-            batch = self._waiting[: max(1, bisect.bisect_right(tokens, MAX_TOKENS))]
+            count = max(1, bisect.bisect_right(tokens, MAX_TOKENS))
+            batch, self._waiting = self._waiting[:count], self._waiting[count:]
             if batch:
                 await self._compute(batch)
-            else:
+            if not self._waiting:
                 self._wake.clear()
 
     async def aclose(self) -> None:
         """Let the running call end; callers that still wait get EmbeddingFailed."""
         self._worker.cancel()
         await asyncio.wait([self._worker])
-        _fail(self._waiting, EmbeddingFailed("the embedder is closed"))
+        _fail(self._under_way + self._waiting, EmbeddingFailed("the embedder is closed"))
         await self.model.close()
 
     def _forget_who_left(self) -> None:
@@ -149,7 +152,7 @@ class Embedder:
     async def _compute(self, batch: list[_Waiting]) -> None:
         self.calls += 1
         self.texts += len(batch)
-        self._began = time.monotonic()
+        self._under_way, self._began = batch, time.monotonic()
         try:
             vectors = await self.model.encode([each.text for each in batch])
             found = list(zip(batch, vectors, strict=True))
@@ -165,7 +168,7 @@ class Embedder:
                     # A copy: a row would keep the vectors of the whole batch.
                     each.vector.set_result(vector.copy())
         self._text_seconds += _NEWEST * (self.seconds_under_way / len(batch) - self._text_seconds)
-        self._began = math.inf
+        self._under_way, self._began = [], math.inf
 
 
 def _fail(batch: list[_Waiting], error: EmbeddingFailed) -> None:

@@ -131,7 +131,7 @@ async def test_a_text_beyond_a_full_queue_is_refused_at_once(gate: Gate) -> None
     async with open_embedder(gate) as embedder:
         first = await asked(embedder, "first")
         await gate.reached()
-        waiting = await asked(embedder, *["text"] * (MAX_WAITING - 1))
+        waiting = await asked(embedder, *["text"] * MAX_WAITING)
         with pytest.raises(EmbedderBusy, match="busy"):
             await embedder.embed("one more")
         waiting[7].cancel()
