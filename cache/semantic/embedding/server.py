@@ -157,12 +157,14 @@ async def first_vector(session: aiohttp.ClientSession, server: EmbeddingServer, 
         found.append(await server.probe(session))
 
     breaker = _breaker(server, probe, deadline)
-    async with breaker.watched():
-        try:
-            await breaker.call(probe, deadline)
-        except (StoreUnavailable, EmbeddingFailed) as error:
-            breaker.trip(error)  # a refusal has not
-        await breaker.wait_closed()
+    try:
+        await breaker.call(probe, deadline)
+    except (StoreUnavailable, EmbeddingFailed) as error:
+        breaker.trip(error)  # a refusal has not
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(breaker.watch())
+            await breaker.wait_closed()
+            watching.cancel()
     return found[-1]
 
 
