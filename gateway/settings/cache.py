@@ -101,7 +101,7 @@ class SemanticSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """A server with OpenAI's embeddings API that computes the vectors (TEI, vLLM, a gateway); without one this host
     does. While it does not answer within `deadline`, no similar question is found, and requests go on without.
     """
-    model_key: Annotated[Secret | None, Meta(description="text that is not empty")] = None
+    model_key: Annotated[Secret | None, Meta(description="one line of text that is not empty")] = None
     """The API key for that server."""
     model_prompt: Annotated[str | None, Meta(description="text, which may be empty")] = None
     """What is put before each question, such as `query: ` for E5; by default what the files of a model say, and nothing
@@ -132,7 +132,7 @@ class SemanticSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """
     judge_model: Annotated[str, Meta(description="the name of a model")] = ""
     """The judge's name at the server of that URL; with `upstream` a model to ask in place of the one that answered."""
-    judge_key: Annotated[Secret | None, Meta(description="text that is not empty")] = None
+    judge_key: Annotated[Secret | None, Meta(description="one line of text that is not empty")] = None
     """The API key for that server; with `upstream` one for this gateway, to whose tenant its cost is charged."""
     judge_share: Annotated[float, Meta(ge=0, le=1, description="a share from 0 to 1")] = 0.1
     """The share of fresh answers that a model is asked about; audits and the first 500 are always judged."""

@@ -78,9 +78,10 @@ class Secret(str):
 
     @classmethod
     def parse(cls, value: Any) -> "Secret":
-        if not isinstance(value, str) or not value:
+        # A block of YAML ends with a line break; no header can have one.
+        if not isinstance(value, str) or not (text := value.strip()) or not text.isprintable():
             raise ValueError
-        return cls(value)
+        return cls(text)
 
     def __repr__(self) -> str:
         return "'***'"

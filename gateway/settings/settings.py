@@ -96,7 +96,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
         Meta(description="embedded, none, or a URL such as redis://127.0.0.1:6379/0 or unix:///run/redis.sock"),
     ] = "embedded"
     """Where answers are shared and stored: a Redis or Valkey URL, `embedded` (a child process), or `none`."""
-    admin_key: Annotated[Secret | None, Meta(description="text that is not empty")] = None
+    admin_key: Annotated[Secret | None, Meta(description="one line of text that is not empty")] = None
     """The key of the inspection API; without one it answers on the loopback only."""
     state_dir: Annotated[Annotated[str, Meta(min_length=1)] | None, Meta(description="the path of a folder")] = None
     """The folder of the embedded Valkey, the prefix store, files and batches; by default `~/.local/state/keepgate`

@@ -97,13 +97,15 @@ class WrongAnswerRisk(msgspec.Struct, array_like=True):
 
     def rename(self, answer: str, former: str) -> None:
         """An answer that had two names has one."""
-        self.copy(answer, former)
-        self.penalties.pop(former, None)
+        self._raise_to(answer, self.penalties.pop(former, 0.0))
 
     def copy(self, answer: str, other: str) -> None:
         """An answer that was counted as another one was found wrong as often."""
-        if penalty := self.penalties.get(other, 0.0):
-            self._set(answer, max(penalty, self.penalties.get(answer, 0.0)))
+        self._raise_to(answer, self.penalties.get(other, 0.0))
+
+    def _raise_to(self, answer: str, penalty: float) -> None:
+        if penalty > self.penalties.get(answer, 0.0):
+            self._set(answer, penalty)
 
     def found(self, answer: str, same: bool, wrong: float = 1.0) -> None:
         """Record a judgement of an answer that was served, or would have been.

@@ -23,15 +23,17 @@ _LEAST_ERROR = 0.01
 class AnswerGroups(msgspec.Struct, array_like=True):
     """Names that were joined: each goes on as the one of its group that sorts first.
 
-    Raises ValueError where a name goes on as one that sorts after it, or that goes on as another one itself.
+    Raises ValueError where a name goes on as one that sorts after it.
     """
 
     joined: Annotated[dict[AnswerName, AnswerName], msgspec.Meta(max_length=_MOST)] = {}
     """The oldest first."""
 
     def __post_init__(self) -> None:
-        if any(first >= name or first in self.joined for name, first in self.joined.items()):
-            raise ValueError("joined names go on as names that sort before them, and are none of these")
+        if any(first >= name for name, first in self.joined.items()):
+            raise ValueError("joined names go on as names that sort before them")
+        for name in sorted(self.joined):  # they were saved one after the other once
+            self.joined[name] = self.name_of(self.joined[name])
 
     def name_of(self, answer: str) -> str:
         """The one name of all answers that were found to be equal to this one."""

@@ -119,7 +119,7 @@ def test_a_size_in_bytes_is_itself(size: int) -> None:
         ("PORT", "", "expected a port from 1 to 65535, or 0 for any free one, got nothing; unset it for the default"),
         ("WORKERS", "0", "expected a whole number from 1 to 256, got '0'"),
         ("HOST", " ", "expected text that is not empty, got nothing; unset it for the default"),
-        ("ADMIN_KEY", "", "expected text that is not empty, got nothing; unset it for the default"),
+        ("ADMIN_KEY", "", "expected one line of text that is not empty, got nothing; unset it for the default"),
         ("UPSTREAMS", ",", "expected URLs such as http://127.0.0.1:8000/v1, or mock:, got nothing; unset it"),
         ("UPSTREAMS", "localhost:8000", "expected URLs such as http://127.0.0.1:8000/v1, or mock:, got 'localhost:"),
         ("UPSTREAMS", "http://a, ftp://b", "expected URLs such as http://127.0.0.1:8000/v1, or mock:, got 'ftp://b'"),
@@ -412,7 +412,16 @@ def test_no_admin_key_shows_when_it_is_no_text(tmp_path: Path) -> None:
     """A numeric admin key in YAML is refused without being printed."""
     file = tmp_path / "k.yaml"
     file.write_text("admin_key: 123456")
-    assert refusal(file, {}, {}) == f"{file}, line 1: admin_key: expected text that is not empty"
+    assert refusal(file, {}, {}) == f"{file}, line 1: admin_key: expected one line of text that is not empty"
+
+
+def test_a_secret_is_one_line(tmp_path: Path) -> None:
+    """The line break that ends a block of YAML is no part of it; what no header can have is refused, and not shown."""
+    file = tmp_path / "k.yaml"
+    file.write_text("admin_key: |\n  hush\n")
+    assert load(file, {}, {})[0].admin_key == "hush"
+    file.write_text("admin_key: |\n  hush\n  hush\n")
+    assert refusal(file, {}, {}) == f"{file}, line 1: admin_key: expected one line of text that is not empty"
 
 
 def test_the_state_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ class Config(msgspec.Struct):
     max_position_embeddings: _Size
     type_vocab_size: _Size
     model_type: Literal["bert", "xlm-roberta"]
-    pad_token_id: int | None = None
+    pad_token_id: Annotated[int, msgspec.Meta(ge=0)] | None = None
     layer_norm_eps: float = 1e-12
     hidden_act: Literal["gelu"] = "gelu"
     position_embedding_type: Literal["absolute"] = "absolute"
@@ -111,6 +111,8 @@ def read_bert(folder: Path) -> Bert:
         weights[_POSITIONS] = weights[_POSITIONS][first:]
         config.max_position_embeddings -= first
     positions = config.max_position_embeddings
+    if positions < 1:
+        raise NativeUnavailable(f"pad_token_id is {config.pad_token_id}, after which it has no position left")
     tokenizer.no_padding()
     longest = of_model.max_seq_length or of_tokenizer.model_max_length or positions
     tokenizer.enable_truncation(int(min(longest, positions)))

@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from typing import ClassVar
 
+import aiohttp
 import numpy as np
 import pytest
 
@@ -175,6 +177,22 @@ async def test_a_server_that_is_down_at_first_is_waited_for(
     api.status = 200
     assert (await asyncio.wait_for(opening, PATIENT)).size
     assert KEY not in caplog.text
+
+
+class _Faulty(EmbeddingServer):
+    """It is down at first, and then there is a fault of ours."""
+
+    errors: ClassVar[Iterator[Exception]] = iter((EmbeddingFailed("down"), ValueError("a fault")))
+
+    async def probe(self, session: aiohttp.ClientSession) -> np.ndarray:
+        raise next(self.errors)
+
+
+async def test_a_fault_while_a_server_is_waited_for_ends_the_wait() -> None:
+    """Nobody waits for ever for what cannot come."""
+    async with asyncio.timeout(PATIENT):
+        with pytest.RaisesGroup(pytest.RaisesExc(ValueError, match="a fault")):
+            await _first_vector(_Faulty("http://127.0.0.1:1", "tiny", KEY))
 
 
 async def _first_vector(server: EmbeddingServer) -> np.ndarray:

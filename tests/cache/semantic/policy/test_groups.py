@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from cache.semantic.policy import groups as groups_module
 from cache.semantic.policy.budget import BudgetPolicy
+from cache.semantic.policy.calibration import MAX_PENALTIES, WrongAnswerRisk
 from cache.semantic.policy.groups import Agreement, AnswerGroups
 from cache.semantic.policy.policy import EqualAnswers, JudgeError, Label
 from cache.semantic.policy.state import UnusableState, freeze, thaw
@@ -107,6 +108,15 @@ def test_a_separate_answer_was_found_wrong_as_well(monkeypatch: pytest.MonkeyPat
     assert [learned.learned.wrong_answers.risk_of(name) for name in "abcd"] == [0.5, 0.5, 0.0, 0.0]
 
 
+def test_joined_names_take_no_place_of_another_wrong_answer() -> None:
+    """As many as can be were found wrong, and two of them are one: no other one is forgotten."""
+    wrong = WrongAnswerRisk()
+    for number in range(MAX_PENALTIES):
+        wrong.found(str(number), same=False)
+    wrong.rename("a", "7")
+    assert [wrong.risk_of(name) for name in ("0", "7", "a")] == [0.5, 0.0, 0.5]
+
+
 def test_equal_names_that_are_joined_again_are_as_wrong_as_before() -> None:
     """Other processes find the same pair."""
     learned = policy()
@@ -116,11 +126,18 @@ def test_equal_names_that_are_joined_again_are_as_wrong_as_before() -> None:
     assert learned.learned.wrong_answers.risk_of("a") == 0.5
 
 
-@pytest.mark.parametrize("joined", [{"a": "a"}, {"a": "b", "b": "a"}, {"c": "b", "b": "a"}, {"a": 1}, {"b" * 513: "a"}])
+@pytest.mark.parametrize("joined", [{"a": "a"}, {"a": "b", "b": "a"}, {"a": 1}, {"b" * 513: "a"}])
 def test_what_cannot_have_been_joined_is_refused(joined: object) -> None:
-    """A name is looked up once: the one that it goes on as is its own."""
+    """A group has one name."""
     with pytest.raises(UnusableState):
         thaw(freeze("groups", [joined]), "groups", AnswerGroups)
+
+
+def test_names_that_were_saved_one_after_the_other_are_one() -> None:
+    """In whatever order; which of them is the oldest stays."""
+    groups = thaw(freeze("groups", [{"d": "c", "c": "b", "b": "a"}]), "groups", AnswerGroups)
+    assert groups.joined == {"d": "a", "c": "a", "b": "a"}
+    assert list(groups.joined) == ["d", "c", "b"]
 
 
 def test_the_policy_counts_joined_names_as_one() -> None:
