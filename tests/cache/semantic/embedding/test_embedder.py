@@ -204,6 +204,21 @@ async def test_a_patient_embedder_does_not_delay_another(encoder: Encoder, gate:
         assert float(vectors[TEXTS.index(LONG)] @ await waiting) == pytest.approx(1.0, abs=1e-5)
 
 
+async def test_a_running_call_is_waited_for_though_its_callers_have_left(gate: Gate) -> None:
+    """It is computed to its end, so that a text would wait as long as if they had stayed."""
+    async with open_embedder(gate, patience=50.0) as embedder:
+        embedder._text_seconds = 20.0
+        running = await asked(embedder, "one", "two", "three")
+        await gate.reached()
+        for each in running:
+            each.cancel()
+        await asyncio.wait(running)
+        with pytest.raises(EmbedderBusy, match="busy"):
+            await embedder.embed("later")
+        assert gate.calls == [["one", "two", "three"]]
+        gate.let()
+
+
 async def test_a_text_that_would_wait_too_long_is_refused_at_once(gate: Gate) -> None:
     """A text raises EmbedderBusy if the texts before it are expected to take longer than the patience."""
     async with open_embedder(gate, patience=1e-9) as embedder:
