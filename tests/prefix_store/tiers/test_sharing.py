@@ -9,6 +9,7 @@ import pytest
 
 from prefix_store.eviction.access import Access
 from prefix_store.eviction.lru import LeastRecentlyUsed
+from prefix_store.tiers.disk import writer as writer_module
 from prefix_store.tiers.disk.block_name import BlockName
 from prefix_store.tiers.disk.disk_tier import DiskTier
 from prefix_store.tiers.disk.folder import Folder
@@ -23,6 +24,12 @@ from tests.prefix_store.tiers.waiting import until
 FORMAT = format_of()
 CAPACITY = 128 * FORMAT.frame_bytes
 Join = Callable[[], DiskTier]
+
+
+@pytest.fixture(autouse=True)
+def patient_writers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take long to make room."""
+    monkeypatch.setattr(writer_module, "_EVICTOR_TIMEOUT", 30.0)
 
 
 @pytest.fixture
