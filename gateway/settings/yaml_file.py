@@ -11,6 +11,12 @@ Lines = dict[tuple[str, ...], int]
 
 
 class _Loader(yaml.SafeLoader):
+    # on and off are values of settings: texts, as in YAML 1.2, and not true and false.
+    yaml_implicit_resolvers = {  # noqa: RUF012  # as the base class has it
+        letter: [found for found in resolvers if letter not in "oO" or not found[0].endswith(":bool")]
+        for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:

@@ -415,6 +415,15 @@ def test_no_admin_key_shows_when_it_is_no_text(tmp_path: Path) -> None:
     assert refusal(file, {}, {}) == f"{file}, line 1: admin_key: expected one line of text that is not empty"
 
 
+@pytest.mark.parametrize("mode", ["on", "off", "'on'"])
+def test_on_and_off_need_no_quotes(mode: str, tmp_path: Path) -> None:
+    """They are texts, though YAML 1.1 takes them for true and false; yes and true are still true."""
+    file = tmp_path / "k.yaml"
+    file.write_text(f"semantic: {{mode: {mode}}}\ncache: {{enabled: yes}}")
+    settings, _ = load(file, {}, {})
+    assert (settings.semantic.mode, settings.cache.enabled) == (mode.strip("'"), True)
+
+
 def test_a_secret_is_one_line(tmp_path: Path) -> None:
     """The line break that ends a block of YAML is no part of it; what no header can have is refused, and not shown."""
     file = tmp_path / "k.yaml"
