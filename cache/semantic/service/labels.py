@@ -2,6 +2,8 @@
 
 import logging
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -28,25 +30,24 @@ class Labels:
         self.of_other_versions: Counter[int] = Counter()
         """Labels that were ignored, by the version that has written them."""
         self._judge = judge
-        self._answers = f"answers of {name}"
+        # By type: the name that a process looks for, the kind for `freeze` and `thaw`, and who learns it.
+        self._learners: dict[type, tuple[str, str, Callable[[Any], None]]] = {
+            Label: (name, LABEL, policy.learn),
+            JudgedPair: (judge, PAIR, errors.count),
+            EqualAnswers: (f"answers of {name}", EQUAL, policy.join),  # a name that versions before it pass over
+        }
 
     def encode(self, learned: Label | JudgedPair | EqualAnswers) -> bytes:
-        if isinstance(learned, JudgedPair):
-            return msgspec.msgpack.encode((self._judge, freeze(PAIR, learned)))
-        if isinstance(learned, EqualAnswers):  # by a name that versions before it pass over
-            return msgspec.msgpack.encode((self._answers, freeze(EQUAL, learned)))
-        return msgspec.msgpack.encode((self.name, freeze(LABEL, learned)))
+        name, kind, _ = self._learners[type(learned)]
+        return msgspec.msgpack.encode((name, freeze(kind, learned)))
 
     def take(self, data: bytes) -> None:
         """Learns what `encode` of any process wrote; ignores what cannot be used here."""
         try:
             name, learned = _decode(data)
-            if name == self.name:
-                self.learn(thaw(learned, LABEL, Label))
-            elif name == self._judge:
-                self.learn(thaw(learned, PAIR, JudgedPair))
-            elif name == self._answers:
-                self.learn(thaw(learned, EQUAL, EqualAnswers))
+            for of, (own_name, kind, _) in self._learners.items():
+                if name == own_name:
+                    self.learn(thaw(learned, kind, of))
         except OtherVersion as error:
             self.of_other_versions[error.version] += 1
             if self.of_other_versions[error.version] == 1:  # there may be as many as the stream is long
@@ -55,12 +56,8 @@ class Labels:
             log.warning("ignoring a label in redis: %s", error)
 
     def learn(self, learned: Label | JudgedPair | EqualAnswers) -> None:
-        if isinstance(learned, JudgedPair):
-            self.errors.count(learned)
-        elif isinstance(learned, EqualAnswers):
-            self.policy.join(learned)
-        else:
-            self.policy.learn(learned)
+        _, _, learn = self._learners[type(learned)]
+        learn(learned)
         self.count += 1
 
     def snapshot(self) -> bytes:

@@ -507,8 +507,8 @@ async def test_a_label_says_how_often_its_judge_errs(embedder: Embedder) -> None
     async with _working(embedder, EmbeddingJudge(embedder)) as host:
         await host.record_answer("known", ASKED, ANSWER)
         await host.learner.idle()
-        learned: list[Label] = []
-        host.policy.learn = learned.append  # type: ignore[method-assign, assignment]  # the real one keeps none
+        learned: list[Label | JudgedPair | EqualAnswers] = []
+        host.labels.learn = learned.append  # type: ignore[method-assign, assignment]  # the real one keeps none
         await host.record_answer("first", AGAIN, ANSWER, asked=True)
         await host.learner.idle()
         for _ in range(50):
@@ -516,12 +516,13 @@ async def test_a_label_says_how_often_its_judge_errs(embedder: Embedder) -> None
         await host.record_answer("second", f"{AGAIN} Thanks", ANSWER, asked=True)
         await host.learner.idle()
 
-        first, second = (label.judge for label in learned)
+        labels = [each for each in learned if isinstance(each, Label)]
+        first, second = (label.judge for label in labels)
         assert first is not None
         assert second is not None
         assert first.recall > 0.999
         assert second.recall < 0.4
-        assert [label.same for label in learned] == [True, True]
+        assert [label.same for label in labels] == [True, True]
 
 
 def test_labels_of_another_version_are_named_once(
