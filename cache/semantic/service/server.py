@@ -86,19 +86,17 @@ class Service:
         slots = asyncio.Semaphore(_MAX_OPEN)
 
         async def answer(number: int, message: messages.Request | messages.Note) -> None:
-            try:
-                reply = await self._reply_to(message)
-                if number and reply is not None:
-                    writer.write(messages.frame(number, reply))
-                    await writer.drain()
-            finally:
-                slots.release()
+            reply = await self._reply_to(message)
+            if number and reply is not None:
+                writer.write(messages.frame(number, reply))
+                await writer.drain()
 
         try:
             async with asyncio.TaskGroup() as tasks:
                 while (payload := await messages.read_frame(reader)) is not None:
                     await slots.acquire()
-                    tasks.create_task(answer(*messages.from_gateway(payload)))
+                    answering = tasks.create_task(answer(*messages.from_gateway(payload)))
+                    answering.add_done_callback(lambda _: slots.release())
         except* (OSError, ValueError, msgspec.DecodeError) as errors:
             log.debug("a gateway's line ended: %s", errors.exceptions[0])
         finally:
