@@ -35,6 +35,23 @@ class Purge(NamedTuple):
     def field(self) -> str:
         return _field(self.scope, self.name)
 
+    def covers(self, namespace: str, model: str, created: float) -> bool:
+        """Whether an answer from before this purge is purged by it; False where only its tags would tell.
+
+        `created` is when the answer was computed, Unix seconds.
+        """
+        match self.scope:
+            case "model":
+                return model == self.name
+            case "namespace":
+                return namespace == self.name
+            case "before" | "layer":
+                return created < float(self.token)
+            case "tags" | "tag":
+                return False
+            case "all":
+                return True
+
 
 def new_purge(scope: Scope, name: str = "") -> Purge:
     # Random, not counted: after a flushed Redis a counter would repeat values that old entries have.

@@ -217,8 +217,12 @@ class RedisIndex:
         )
 
     def discard(self, purge: Purge) -> None:
+        if purge.scope == "layer":  # the layers have their own
+            return
         self._stored = OrderedDict(
-            (entry_id, stored) for entry_id, stored in self._stored.items() if not _is_purged(entry_id, stored, purge)
+            (entry_id, stored)
+            for entry_id, stored in self._stored.items()
+            if not purge.covers(namespace_of(entry_id), stored.model, stored.created)
         )
 
     async def purged(self, purge: Purge) -> None:
@@ -325,20 +329,6 @@ class RedisIndex:
             if isinstance(reply, Exception):
                 raise StoreUnavailable(f"redis: {reply}") from reply
         return replies
-
-
-def _is_purged(entry_id: str, stored: _Stored, purge: Purge) -> bool:
-    match purge.scope:
-        case "model":
-            return stored.model == purge.name
-        case "namespace":
-            return namespace_of(entry_id) == purge.name
-        case "before":
-            return stored.created < float(purge.token)
-        case "tags" | "tag" | "layer":
-            return False
-        case "all":
-            return True
 
 
 def _additions(stored: Mapping[str, _Stored]) -> list[Command]:

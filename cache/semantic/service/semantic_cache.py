@@ -5,6 +5,7 @@ import itertools
 import secrets
 import time
 
+from cache.entries.generations import Purge
 from cache.entries.key import namespace_of
 from cache.semantic import messages
 from cache.semantic.embedding.embedder import Embedder
@@ -69,7 +70,8 @@ class SemanticCache:
                 self.decisions.forget_texts((message.entry,))
             case messages.Purged():
                 if not self._shares_purges:  # else they come from the store that gateways share
-                    await self._learner.discard(lambda record: _is_purged(record, message))
+                    purge = Purge(message.scope, message.name, str(message.before))
+                    await self._learner.discard(lambda each: purge.covers(each.namespace, each.model, each.created))
                 self.decisions.forget_texts()
         return None
 
@@ -249,17 +251,3 @@ def _shown(
         reason=candidate.veto if outcome == "vetoed" else unwanted or unvetoed.refusal,
         audit=unvetoed.audit and ask.serve,
     )
-
-
-def _is_purged(record: Record, note: messages.Purged) -> bool:
-    match note.scope:
-        case "model":
-            return record.model == note.name
-        case "namespace":
-            return record.namespace == note.name
-        case "before" | "layer":
-            return record.created < note.before
-        case "tags" | "tag":
-            return False  # who finds it sees that its entry is gone
-        case "all":
-            return True
