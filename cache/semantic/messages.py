@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from cache.entries.generations import Scope
+from cache.entries.generations import Purge
 
 Layer = Literal["normalized", "semantic"]
 Outcome = Literal["served", "observed", "vetoed", "refused"]
@@ -167,14 +167,9 @@ class EntryDeleted(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
 
 
 class Purged(msgspec.Struct, frozen=True, array_like=True, tag="purged"):
-    """A note: every entry of a scope is no longer kept; see `Purge` in cache/entries/generations.py.
+    """A note: every entry that a purge covers is no longer kept."""
 
-    `before` is the time of a purge by age or of a layer, Unix seconds.
-    """
-
-    scope: Scope
-    name: str
-    before: float = 0.0
+    purge: Purge
 
 
 class WrongAnswerReport(msgspec.Struct, frozen=True, array_like=True, tag="wrong"):

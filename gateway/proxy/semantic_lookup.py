@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from cache.entries.entry import Entry
-from cache.entries.generations import Scope
+from cache.entries.generations import Purge
 from cache.entries.key import Key, namespace_of
 from cache.entries.outcomes import Bypass, Hit, Miss, Outcome
 from cache.errors import StoreUnavailable
@@ -171,10 +171,10 @@ class SemanticLookup:
         if self._client is not None:
             await self._client.note(EntryDeleted(entry_id))
 
-    async def purged(self, scope: Scope, name: str, before: float = 0.0) -> None:
-        """Report that every entry of a scope has been purged; with "before" and a layer those from before that time."""
+    async def purged(self, purge: Purge) -> None:
+        """Report that every entry that the purge covers has been purged."""
         if self._client is not None:
-            await self._client.note(Purged(scope, name, before))
+            await self._client.note(Purged(purge))
 
     async def wrong(self, entry_id: str) -> WrongAnswerResult:
         """Report that the answer served from an entry was wrong. Raises StoreUnavailable."""

@@ -5,7 +5,6 @@ import itertools
 import secrets
 import time
 
-from cache.entries.generations import Purge
 from cache.entries.key import namespace_of
 from cache.semantic import messages
 from cache.semantic.embedding.embedder import Embedder
@@ -70,8 +69,8 @@ class SemanticCache:
                 self.decisions.forget_texts((message.entry,))
             case messages.Purged():
                 if not self._shares_purges:  # else they come from the store that gateways share
-                    purge = Purge(message.scope, message.name, str(message.before))
-                    await self._learner.discard(lambda each: purge.covers(each.namespace, each.model, each.created))
+                    covers = message.purge.covers
+                    await self._learner.discard(lambda each: covers(each.namespace, each.model, each.created))
                 self.decisions.forget_texts()
         return None
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from cache.entries.generations import Scope
+from cache.entries.generations import Scope, new_purge, purge_before
 from cache.errors import StoreUnavailable
 from gateway.api.access import require_operator
 from gateway.api.app_keys import CACHE, CONVERSATIONS, SEMANTIC
@@ -42,10 +42,10 @@ async def purge(request: web.Request) -> web.Response:
     try:
         if scope in ("before", "layer"):
             layer = name if scope == "layer" else ""
-            await semantic.purged(scope, layer, before)
+            await semantic.purged(purge_before(before, layer))
             await cache.purge_before(before, layer)
         else:
-            await semantic.purged(scope, name)
+            await semantic.purged(new_purge(scope, name))
             await cache.purge(scope, name)
     except StoreUnavailable as error:
         audit(request, "cache.purge", name, scope=scope, is_complete=False)
@@ -61,7 +61,7 @@ async def _erase(request: web.Request, namespace: str) -> web.Response:
     """Removes what is stored of a tenant, by its namespace, and says what is left."""
     begun = time.monotonic()
     try:
-        await request.app[SEMANTIC].purged("namespace", namespace)
+        await request.app[SEMANTIC].purged(new_purge("namespace", namespace))
         erased = await request.app[CACHE].erase(namespace)
     except StoreUnavailable as error:
         audit(request, "cache.erase", namespace, is_complete=False)

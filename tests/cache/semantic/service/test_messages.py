@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cache.entries.generations import Purge
 from cache.semantic.messages import (
     MAX_FRAME,
     AnswerStored,
@@ -39,7 +40,7 @@ SAID: list[Request | Note] = [
     HitDiscarded("public.a"),
     RefreshRequested("public.a"),
     EntryDeleted("public.a"),
-    Purged("model", "m"),
+    Purged(Purge("model", "m", "0")),
 ]
 REPLIED: list[Reply] = [
     LookupHit(1, 0.9, None, layer="normalized", entry="public.a", created=1.5, audit=False),
