@@ -1,4 +1,4 @@
-"""What is written to Redis and read again, with a checksum: no damaged or foreign bytes are taken for a value."""
+"""The checksum of values in Redis, so that damaged or foreign bytes are not taken for a value."""
 
 import xxhash
 
@@ -8,7 +8,7 @@ _DIGEST_BYTES = 8
 
 
 def with_checksum(magic: bytes, payload: bytes) -> bytes:
-    """`magic`, which says what it is, xxh3-64 of the payload (big endian), payload."""
+    """`magic`, which names the kind of value, xxh3-64 of the payload (big endian), payload."""
     return magic + xxhash.xxh3_64_digest(payload) + payload
 
 
@@ -16,7 +16,8 @@ def checked_payload(magic: bytes, data: bytes) -> bytes:
     """The inverse of `with_checksum`. Raises CorruptEntry for anything else."""
     if not data.startswith(magic):
         raise CorruptEntry("stored bytes are not of this kind, or of another version")
-    payload = data[len(magic) + _DIGEST_BYTES :]
-    if with_checksum(magic, payload) != data:
+    start = len(magic) + _DIGEST_BYTES
+    payload = data[start:]
+    if xxhash.xxh3_64_digest(payload) != data[len(magic) : start]:
         raise CorruptEntry("stored bytes fail their checksum")
     return payload

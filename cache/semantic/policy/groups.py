@@ -32,7 +32,7 @@ class AnswerGroups(msgspec.Struct, array_like=True):
     def __post_init__(self) -> None:
         if any(first >= name for name, first in self.joined.items()):
             raise ValueError("joined names go on as names that sort before them")
-        for name in sorted(self.joined):  # they were saved one after the other once
+        for name in sorted(self.joined):  # an earlier version saved chains of names
             self.joined[name] = self.name_of(self.joined[name])
 
     def name_of(self, answer: str) -> str:

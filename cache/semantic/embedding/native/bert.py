@@ -112,7 +112,7 @@ def read_bert(folder: Path) -> Bert:
         config.max_position_embeddings -= first
     positions = config.max_position_embeddings
     if positions < 1:
-        raise NativeUnavailable(f"pad_token_id is {config.pad_token_id}, after which it has no position left")
+        raise NativeUnavailable(f"pad_token_id is {config.pad_token_id}, which leaves no position for a token")
     tokenizer.no_padding()
     longest = of_model.max_seq_length or of_tokenizer.model_max_length or positions
     tokenizer.enable_truncation(int(min(longest, positions)))

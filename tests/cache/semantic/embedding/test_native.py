@@ -163,7 +163,7 @@ def reweighted(change: Callable[[dict[str, npt.NDArray[np.float32]]], object]) -
             changed("config.json", model_type="xlm-roberta", pad_token_id=-(2**40)),
             r">= 0 - at `\$\.pad_token_id`",
         ),
-        (changed("config.json", model_type="xlm-roberta", pad_token_id=600), r"is 600, after which it has no position"),
+        (changed("config.json", model_type="xlm-roberta", pad_token_id=600), r"is 600, which leaves no position"),
         (changed("config.json", intermediate_size=60), r"not those of its config\.json: .*\(64, 32\), not \(60, 32\)"),
         (changed("1_Pooling/config.json", pooling_mode="max"), r"the pooling \['max'\]"),
         (changed("1_Pooling/config.json", pooling_mode=["mean", "cls"]), r"the pooling \[\['mean', 'cls'\]\]"),

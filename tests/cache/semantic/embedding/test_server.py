@@ -189,7 +189,7 @@ class _Faulty(EmbeddingServer):
 
 
 async def test_a_fault_while_a_server_is_waited_for_ends_the_wait() -> None:
-    """Nobody waits for ever for what cannot come."""
+    """The error of the probe is raised, and nothing waits for a server any more."""
     async with asyncio.timeout(PATIENT):
         with pytest.RaisesGroup(pytest.RaisesExc(ValueError, match="a fault")):
             await _first_vector(_Faulty("http://127.0.0.1:1", "tiny", KEY))
