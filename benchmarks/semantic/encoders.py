@@ -20,7 +20,7 @@ from benchmarks.harness.measurement import Figure, Row, Target
 from benchmarks.harness.processes import CannotMeasure, run_on_subject_core
 from benchmarks.semantic.intent_data import banking77
 from cache.semantic.embedding.encoder import Encoder, Vectors, unit
-from cache.semantic.embedding.errors import EmbeddingError
+from cache.semantic.embedding.errors import NativeUnavailable
 from cache.semantic.embedding.load import check_against_reference
 from cache.semantic.embedding.model_files import ModelFiles, find_model, models_folder
 from cache.semantic.embedding.native.encoder import NativeEncoder
@@ -69,7 +69,7 @@ def measure_here(rounds: int) -> Measured:
     try:
         compiled = NativeEncoder(files, models_folder())
         check_against_reference(compiled, files, models_folder())
-    except EmbeddingError as error:
+    except NativeUnavailable as error:
         raise CannotMeasure(f"The compiled encoder is needed: {error}") from error
     onnx = _OnnxEncoder(files)
     questions = [text for text in banking77("test").texts if len(text.split()) == _WORDS]

@@ -65,7 +65,7 @@ def open_vectors() -> Vectors:
 def texts_of(answers: Iterable[Labelled]) -> list[str]:
     """Whatever the judge will have embedded of these answers, and their questions."""
     read = {answer.answer: Answer.of(answer.answer) for answer in answers}
-    parts = [part for answer in read.values() for part in (*answer.passages, *answer.sentences)]
+    parts = [part for answer in read.values() for part in answer.passages]
     return [answer.question for answer in answers] + parts
 
 
@@ -118,7 +118,7 @@ _METHOD = """\
 Labelled answers as ordered pairs (fresh, cached): the groups of benchmarks/data/answers.jsonl that the judge was not
 fitted to (its features were chosen with a view of all), and those of answers-later.jsonl, never fitted to.
 Recall is the share of the pairs that say the same which are called so, false same that of the others; both at the limit
-that was fitted to the other groups, above which lies one of 200 different answers to near questions. A model's wordings
+that was fitted to the other groups, above which lies one of 250 different answers to near questions. A model's wordings
 are its answers to several wordings of a question; free wordings are as unlike as four people's. Near questions differ
 in what matters, and so do their answers, often in one fact alone; related ones are of the nearest situations.
 Contradicting answers to the very same question are not given by one upstream whose answers are a function of the

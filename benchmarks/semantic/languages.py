@@ -14,7 +14,7 @@ from benchmarks.harness.measurement import RATIO, Beside, Figure, Row, Target
 from benchmarks.harness.processes import DATA, CannotMeasure
 from cache.semantic.embedding.embedder import open_embedders
 from cache.semantic.embedding.encoder import Vectors, vectors_of
-from cache.semantic.embedding.errors import EmbeddingError
+from cache.semantic.embedding.errors import EmbeddingFailed, ModelUnusable
 from cache.semantic.embedding.load import load_encoder
 from cache.semantic.embedding.model_files import models_folder
 from cache.semantic.embedding.server import EmbeddingServer
@@ -117,7 +117,7 @@ async def _vectors(texts: Sequence[str], name: str) -> Vectors:
 async def _here(texts: Sequence[str], name: str, prompt: str | None) -> Vectors:
     try:
         return await asyncio.to_thread(lambda: vectors_of(texts, load_encoder(name, models_folder(), prompt=prompt)))
-    except EmbeddingError as error:
+    except ModelUnusable as error:
         raise CannotMeasure(f"{MODEL}: {error}") from error
 
 
@@ -131,7 +131,7 @@ async def _of_server(texts: Sequence[str], server: EmbeddingServer) -> Vectors:
             found = [each for batch in batches for each in await asyncio.gather(*map(lookups.embed, batch))]
         except TimeoutError as error:
             raise CannotMeasure(f"{URL}: {server.name} gave no vector within {_START_DEADLINE:g} s.") from error
-        except EmbeddingError as error:
+        except EmbeddingFailed as error:
             raise CannotMeasure(f"{URL}: {error}") from error
     return np.stack(found)
 

@@ -40,5 +40,5 @@ class AnswerJudge(StreamJudge):
 def _vectors_of(questions: Sequence[str], answers: Sequence[str]) -> Vectors:
     vectors = open_vectors()
     read = [Answer.of(answer) for answer in set(answers)]
-    vectors.learn([*questions, *(part for answer in read for part in (*answer.passages, *answer.sentences))])
+    vectors.learn([*questions, *(part for answer in read for part in answer.passages)])
     return vectors

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache.semantic.embedding.encoder import Encoder, Vectors
-from cache.semantic.embedding.errors import EmbedderBusy, EmbeddingFailed
+from cache.semantic.embedding.errors import EmbeddingFailed
 from cache.semantic.embedding.server import EmbeddingServer, ServerModel, first_vector
 from cache.stores.breaker import Breaker
 
@@ -108,8 +108,8 @@ class Embedder:
     async def embed(self, text: str) -> npt.NDArray[np.float32]:
         """The unit vector of a text, float32 [dimensions].
 
-        Raises EmbedderBusy at once if it would not be in time, and EmbeddingFailed if the model gives no vector or is
-        known to be unavailable. A cancelled caller costs nothing more: a text is computed only if a caller still waits.
+        Raises EmbeddingFailed if the model gives no vector, and at once if it is known to be unavailable or the text
+        would not be in time. A cancelled caller costs nothing more: a text is computed only if a caller still waits.
         """
         if self._worker.done():
             raise EmbeddingFailed("the embedder is closed")
@@ -119,7 +119,7 @@ class Embedder:
         ahead = len(self._waiting) + len(self._under_way)
         wait = max(ahead * self._text_seconds, self.seconds_under_way)
         if len(self._waiting) >= MAX_WAITING or wait > self._patience:
-            raise EmbedderBusy("the embedding model is busy: this text would not be embedded in time")
+            raise EmbeddingFailed("the embedding model is busy: this text would not be embedded in time")
         waiting = _Waiting(text)
         self._waiting.append(waiting)
         self._wake.set()

@@ -54,7 +54,7 @@ def main() -> None:
         commands.exit(2, f"{commands.prog}: {error}\n")
     # One thread, as the semantic cache has.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from cache.semantic.embedding.errors import EmbeddingError
+    from cache.semantic.embedding.errors import ModelUnusable
     from cache.semantic.embedding.load import load_encoder
     from cache.semantic.evaluation.pairs import format_pairs_report, report_on_pairs
     from cache.semantic.evaluation.stream_report import format_stream_report, report_on_stream
@@ -62,7 +62,7 @@ def main() -> None:
 
     try:
         encoder = load_encoder(parsed.model, models_folder())
-    except EmbeddingError as error:
+    except ModelUnusable as error:
         commands.exit(1, f"{commands.prog}: {error}\n")
     if pairs:
         report = report_on_pairs(pairs, encoder, _show, parsed.delta)

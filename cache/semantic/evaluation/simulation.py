@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from cache.semantic.embedding.encoder import Vectors
 from cache.semantic.policy.budget import BudgetPolicy
-from cache.semantic.policy.policy import COMPARED_ANSWERS, LEAST_COMPARED, NEIGHBOURS, JudgeError, label_of
+from cache.semantic.policy.policy import COMPARED_ANSWERS, LEAST_COMPARED, NEIGHBOURS, JudgeError, Label
 from cache.semantic.wording.comparison import compare
 from cache.semantic.wording.text import Text
 
@@ -166,7 +166,7 @@ def serve_in_budget(stream: Stream, order: Ints, seed: int, delta: float, judge:
         verdicts = {other: judge.compare(asked, other, answers[other] == answers[asked], chance) for other in others}
         verdict = verdicts.get(source)
         if evidence is not None and verdict is not None:
-            label = label_of(evidence, decision, verdict, "audit" if decision.serve else "miss")
+            label = Label.of(evidence, decision, verdict, "audit" if decision.serve else "miss")
             policy.learn(label)
             if decision.audit:
                 policy.settle(label)

@@ -10,8 +10,6 @@ MAX_CHARACTERS = 4000
 """Longer answers are compared for equality only: reading them takes milliseconds, and one fact has little weight."""
 PASSAGE = 900
 """Characters that an embedding model reads completely: it truncates after 256 tokens."""
-# Each is compared with each of the other answer's; later ones count only in the whole text.
-_MAX_SENTENCES = 32
 
 _SHORT = 120
 # Items, rows or code that make up so much of an answer's lines, or characters, give it their class.
@@ -25,7 +23,6 @@ _ITEM = re.compile(r"[ \t]*(?:[-*+•|{}\[\]\"<]|\d{1,2}[.)] )")
 _MARKER = re.compile(r"^[ \t]*(?:[-*+•]|\d{1,2}[.)]|#{1,6}|>)[ \t]+", re.MULTILINE)
 _EMPHASIS = re.compile(r"`|\*\*|__|(?<!\w)[*_](?=\w)|(?<=\w)[*_](?!\w)")
 _RANGE = re.compile(r"(?<=\d)\s*[-\u2013\u2212]\s*(?=\d)")
-_SENTENCE_END = re.compile(r"(?<=[.!?;:])\s+|\n+")
 _WORD = re.compile(r"\d+(?:[.,:]\d+)*|[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:[.,:]\d+)*")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}\b)")
@@ -37,13 +34,11 @@ _PASSAGES = textwrap.TextWrapper(
 class Answer(NamedTuple):
     """The compared parts.
 
-    `passages` are its text without Markdown, cut to what an embedding model reads at once, and `sentences` its
-    sentences, lines and items. `words` are all words in their order, and `counts` how often each occurs. `numbers` are
-    in one form ("1,000" is "1000", "18:00" is "18").
+    `passages` are its text without Markdown, cut to what an embedding model reads at once. `words` are all words in
+    their order, and `counts` how often each occurs. `numbers` are in one form ("1,000" is "1000", "18:00" is "18").
     """
 
     passages: tuple[str, ...]
-    sentences: tuple[str, ...]
     words: tuple[str, ...]
     counts: Counter[str]
     numbers: frozenset[str]
@@ -52,12 +47,11 @@ class Answer(NamedTuple):
     def of(cls, text: str) -> "Answer":
         """Read `text`, of at most MAX_CHARACTERS."""
         plain = _RANGE.sub(" to ", _EMPHASIS.sub("", _MARKER.sub("", text))).strip()
-        sentences = tuple(filter(None, map(str.strip, _SENTENCE_END.split(plain))))[:_MAX_SENTENCES]
         words = tuple(word.casefold() for word in _WORD.findall(plain))
         # A sign counts: options of commands have one.
         numbers = frozenset(_number(found) for found in _NUMBER.findall(_THOUSANDS.sub("", plain)))
         passages = tuple(_PASSAGES.wrap(plain))
-        return cls(passages or ("",), sentences or ("",), words, Counter(words), numbers)
+        return cls(passages or ("",), words, Counter(words), numbers)
 
 
 def class_of(text: str) -> AnswerClass:

@@ -29,16 +29,14 @@ class Embedder(Protocol):
 
 
 class Read(NamedTuple):
-    """An answer with the embeddings of its text, float32 [dimensions], and of its sentences, float32 [sentences,
-    dimensions]; each of length 1."""
+    """An answer with the embedding of its text, float32 [dimensions], of length 1."""
 
     answer: Answer
     embedding: npt.NDArray[np.float32]
-    sentences: npt.NDArray[np.float32]
 
 
 class EmbeddingJudge:
-    """Weighs the similarity of two answers, of their sentences and of their words.
+    """Weighs the similarity of two answers and of their words.
 
     Equal answers have the highest score, and the lowest one those with other numbers, copies with a change, and
     answers of more than MAX_CHARACTERS that are not equal. Otherwise a logistic model of a few features gives the log
@@ -47,7 +45,7 @@ class EmbeddingJudge:
     Reading and comparing run in a thread, so that no event loop waits. Use it from one event loop.
 
     Args:
-        kept: how many read and embedded answers are cached, some 20 KB each.
+        kept: how many read and embedded answers are cached, some 10 KB each.
     """
 
     def __init__(self, embedder: Embedder, kept: int = 512) -> None:
@@ -70,14 +68,12 @@ class EmbeddingJudge:
         return [scores[text] for text in cached]
 
     async def read(self, text: str) -> Read:
-        """An answer, with the direction of the mean of its passages' vectors, and the vectors of its sentences."""
+        """An answer, with the direction of the mean of its passages' vectors."""
         found = self._read.pop(text, None)
         if found is None:
             answer = await asyncio.to_thread(Answer.of, text)
-            parts = (*answer.passages, *answer.sentences)
-            vectors = np.stack(await asyncio.gather(*map(self._embedder.embed, parts)))
-            mean = vectors[: len(answer.passages)].mean(axis=0)
-            found = Read(answer, mean / max(float(np.linalg.norm(mean)), 1e-6), vectors[len(answer.passages) :])
+            mean = np.mean(await asyncio.gather(*map(self._embedder.embed, answer.passages)), axis=0)
+            found = Read(answer, mean / max(float(np.linalg.norm(mean)), 1e-6))
         self._read[text] = found
         if len(self._read) > self._kept:
             del self._read[next(iter(self._read))]
@@ -128,15 +124,10 @@ def compared(asked: Answer, fresh: Read, cached: Read) -> dict[str, float]:
     ours, theirs = fresh.answer, cached.answer
     our_words, their_words = ours.counts.keys() - asked.counts.keys(), theirs.counts.keys() - asked.counts.keys()
     common = _weight(our_words & their_words)
-    alike = fresh.sentences @ cached.sentences.T
-    best = np.concatenate([alike.max(axis=0), alike.max(axis=1)])
     return {
         "cosine": float(fresh.embedding @ cached.embedding),
-        "cosine of sentences": float(best.mean()),
-        "shared words": common / max(1, _weight(our_words | their_words)),
-        "words of the shorter": common / max(1, min(_weight(our_words), _weight(their_words))),
+        "shared words": common / max(1, min(_weight(our_words), _weight(their_words))),
         "shared numbers": math.log1p(len((ours.numbers & theirs.numbers) - asked.numbers)),
-        "numbers of one": math.log1p(len(ours.numbers ^ theirs.numbers)),
         "a copy": max(0.0, _shared(ours, theirs) - _HALF_COPY),
     }
 

@@ -134,20 +134,20 @@ class Label(msgspec.Struct, frozen=True, array_like=True):
         if self.source == "audit" and self.chance <= 0.0:
             raise ValueError("an audit has a chance above 0")
 
+    @classmethod
+    def of(
+        cls, evidence: Evidence, decision: Decision, same: bool, source: Source, judge: JudgeError | None = None
+    ) -> "Label":
+        """The judgement of an answer that was, or would have been, served."""
+        chance = 1.0 if source == "miss" else decision.audit_chance
+        return cls(evidence.answer, tuple(evidence.features.tolist()), same, source, decision.plain_risk, chance, judge)
+
 
 class EqualAnswers(msgspec.Struct, frozen=True, array_like=True):
     """Two names of what was found to be one answer."""
 
     one: AnswerName
     other: AnswerName
-
-
-def label_of(
-    evidence: Evidence, decision: Decision, same: bool, source: Source, judge: JudgeError | None = None
-) -> Label:
-    """The judgement of an answer that was, or would have been, served; `judge` is how often who says so errs."""
-    chance = 1.0 if source == "miss" else decision.audit_chance
-    return Label(evidence.answer, tuple(evidence.features.tolist()), same, source, decision.plain_risk, chance, judge)
 
 
 class Policy(Protocol):

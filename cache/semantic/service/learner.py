@@ -21,15 +21,7 @@ from cache.semantic.judge.error_rates import JudgedPair
 from cache.semantic.judge.judge import Judge
 from cache.semantic.judge.repeatability import MAX_DISAGREEMENT, disagreement_of, is_repeatable
 from cache.semantic.messages import AnswerStored
-from cache.semantic.policy.policy import (
-    COMPARED_ANSWERS,
-    LEAST_COMPARED,
-    EqualAnswers,
-    JudgeError,
-    Label,
-    Source,
-    label_of,
-)
+from cache.semantic.policy.policy import COMPARED_ANSWERS, LEAST_COMPARED, EqualAnswers, JudgeError, Label, Source
 from cache.semantic.policy.posterior import sigmoid
 from cache.semantic.service.answers import Answers, KnownAnswer, plain_answer
 from cache.semantic.service.labels import Labels
@@ -148,7 +140,7 @@ class Learner:
         """
         if query.evidence is None or query.decision is None:
             return False
-        label = label_of(query.evidence, query.decision, same, source, judge)
+        label = Label.of(query.evidence, query.decision, same, source, judge)
         self.figures.counts[f"labels_from_{source}"] += 1
         if source != "miss":
             self.labels.policy.settle(label)
@@ -199,18 +191,10 @@ class Learner:
             vector = await self._embedder.embed(note.text)
         others = await self._comparable(note, vector, query)
         earlier = await self._earlier(note)
-        record = Record(
-            note.entry,
-            note.partition,
-            note.text,
-            f"{note.entry}@{note.created}",  # an entry outlives its answer
-            note.model,
-            note.generation,
-            note.created,
-            note.expires,
-            answers=class_of(text),
-            disagreement=0.0 if earlier is None else earlier.record.disagreement,
-        )
+        name = f"{note.entry}@{note.created}"  # an entry outlives its answer
+        kept = note.model, note.generation, note.created, note.expires
+        known = 0.0 if earlier is None else earlier.record.disagreement
+        record = Record(note.entry, note.partition, note.text, name, *kept, answers=class_of(text), disagreement=known)
         unrelated = self._unrelated(record, vector)
         comparison = Comparison(record, vector, text, others, query, earlier and earlier.text, unrelated)
         self._recent.append(comparison)

@@ -75,7 +75,7 @@ class SemanticCache:
         return None
 
     async def ask(self, ask: messages.LookupRequest) -> messages.LookupHit | messages.LookupMiss:
-        """Raises EmbedderBusy and EmbeddingError if the question cannot be embedded."""
+        """Raises EmbeddingFailed if the question cannot be embedded."""
         self.figures.counts["asked"] += 1
         with self._lookups.running(ask.key):
             return await self._find(ask)
@@ -165,7 +165,7 @@ class SemanticCache:
         return messages.LookupHit(*found, layer="semantic", audit=decision.audit)
 
     async def explain(self, ask: messages.ExplainRequest) -> messages.Explanation:
-        """What a lookup would say, and of which neighbours. Raises EmbedderBusy and EmbeddingError."""
+        """What a lookup would say, and of which neighbours. Raises EmbeddingFailed."""
         if same := self._same_form(ask):
             reason = "the same question was asked, written differently"
             return messages.Explanation("normalized", same.entry, 0.0, reason)

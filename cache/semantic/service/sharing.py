@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from cache.errors import StoreUnavailable
 from cache.semantic.embedding.embedder import Embedder
-from cache.semantic.embedding.errors import EmbeddingError
+from cache.semantic.embedding.errors import EmbeddingFailed
 from cache.semantic.service.learner import Learner
 from cache.semantic.service.lookups import Latest
 from cache.semantic.service.record_log import Event, RecordLog
@@ -153,14 +153,14 @@ class Sharing:
 
     async def _embedded(self, text: str) -> Vector | None:
         """None if the model gives no vector of this text; waits while its server is down."""
-        with contextlib.suppress(EmbeddingError):
+        with contextlib.suppress(EmbeddingFailed):
             return await self._embedder.embed(text)
         async with self._one_at_a_time:  # of texts that failed together, maybe one was at fault
             tries = 0
             while tries < _TRIES:
                 try:
                     return await self._embedder.embed(text)
-                except EmbeddingError:
+                except EmbeddingFailed:
                     tries += not self._embedder.model.breaker.is_open
                     await self._embedder.model.breaker.wait_closed()
         return None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cache.semantic.embedding.encoder import Encoder, Vectors
-from cache.semantic.embedding.errors import EmbedderBusy
+from cache.semantic.embedding.errors import EmbeddingFailed
 from cache.semantic.messages import LookupMiss, LookupRequest, Refused
 from cache.semantic.policy.policy import Decision, Evidence, ThresholdPolicy
 from gateway.upstreams.mock import MockUpstream, Reply
@@ -297,13 +297,13 @@ async def test_a_question_past_its_deadline_is_not_embedded(semantic: SemanticSt
     gate.open.clear()
     asks = [LookupRequest(f"public.{text}", "public.context", text, 1.0, True) for text in (ASKED, AGAIN, "And now?")]
     assert await service.handle(asks[0]) == Refused("the semantic cache: not in time")
-    with pytest.raises(EmbedderBusy):
+    with pytest.raises(EmbeddingFailed):
         await service.handle(asks[1])
     gate.open.set()
     replies = []
 
     async def is_answered() -> bool:
-        with contextlib.suppress(EmbedderBusy):
+        with contextlib.suppress(EmbeddingFailed):
             replies.append(await service.handle(asks[2]))
         return bool(replies)
 

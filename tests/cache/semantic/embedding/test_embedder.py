@@ -9,7 +9,7 @@ import pytest
 
 from cache.semantic.embedding.embedder import MAX_TOKENS, MAX_WAITING, Embedder, open_embedder
 from cache.semantic.embedding.encoder import Encoder, Vectors
-from cache.semantic.embedding.errors import EmbedderBusy, EmbeddingFailed
+from cache.semantic.embedding.errors import EmbeddingFailed
 
 LONG = "why " * 100
 TEXTS = ["How do I top up?", "", "Where is my card?", LONG, "我的银行卡", "How do I top up?", "a b c d e f g"]
@@ -127,12 +127,12 @@ async def test_a_text_whose_caller_left_is_not_computed(gate: Gate) -> None:
 
 
 async def test_a_text_beyond_a_full_queue_is_refused_at_once(gate: Gate) -> None:
-    """A full queue raises EmbedderBusy until a waiting caller leaves."""
+    """A full queue raises EmbeddingFailed until a waiting caller leaves."""
     async with open_embedder(gate) as embedder:
         first = await asked(embedder, "first")
         await gate.reached()
         waiting = await asked(embedder, *["text"] * MAX_WAITING)
-        with pytest.raises(EmbedderBusy, match="busy"):
+        with pytest.raises(EmbeddingFailed, match="busy"):
             await embedder.embed("one more")
         waiting[7].cancel()
         await asyncio.sleep(0)
@@ -213,14 +213,14 @@ async def test_a_running_call_is_waited_for_though_its_callers_have_left(gate: G
         for each in running:
             each.cancel()
         await asyncio.wait(running)
-        with pytest.raises(EmbedderBusy, match="busy"):
+        with pytest.raises(EmbeddingFailed, match="busy"):
             await embedder.embed("later")
         assert gate.calls == [["one", "two", "three"]]
         gate.let()
 
 
 async def test_a_text_that_would_wait_too_long_is_refused_at_once(gate: Gate) -> None:
-    """A text raises EmbedderBusy if the texts before it are expected to take longer than the patience."""
+    """A text raises EmbeddingFailed if the texts before it are expected to take longer than the patience."""
     async with open_embedder(gate, patience=1e-9) as embedder:
         first = await asked(embedder, "measured")
         gate.let(1)
@@ -228,7 +228,7 @@ async def test_a_text_that_would_wait_too_long_is_refused_at_once(gate: Gate) ->
         await gate.reached()
         second = await asked(embedder, "alone")
         await gate.reached()
-        with pytest.raises(EmbedderBusy, match="busy"):
+        with pytest.raises(EmbeddingFailed, match="busy"):
             await embedder.embed("after it")
         gate.let()
         await asyncio.gather(*second)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cache.semantic.inspection.what_if import DELTAS, HOUR, KEPT, MINUTE, WhatIf
 from cache.semantic.messages import WhatIfAccount, WhatIfPoint
-from cache.semantic.policy.policy import Decision, JudgeError, label_of
+from cache.semantic.policy.policy import Decision, JudgeError, Label
 from tests.cache.semantic.policy.streams import Stream, near
 
 SURE = JudgeError(1.0, 0.0)
@@ -38,7 +38,7 @@ class WatchedStream(Stream):
         self.hits += decision.serve
         self.wrong += decision.serve and not right
         if decision.audit or not was_served:
-            self.tell(label_of(evidence, decision, right, "audit" if decision.serve else "miss"))
+            self.tell(Label.of(evidence, decision, right, "audit" if decision.serve else "miss"))
             request.judge(right)
         return decision.serve
 

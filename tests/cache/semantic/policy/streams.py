@@ -3,7 +3,7 @@
 import random
 
 from cache.semantic.policy.budget import BudgetPolicy
-from cache.semantic.policy.policy import Decision, Evidence, JudgeError, Label, label_of
+from cache.semantic.policy.policy import Decision, Evidence, JudgeError, Label
 from cache.semantic.policy.posterior import evidence_of
 
 
@@ -59,11 +59,11 @@ class Stream:
             self.wrong += not right
             self.audits += decision.audit
             if decision.audit and not silent:
-                self.tell(label_of(evidence, decision, said, "audit"))
+                self.tell(Label.of(evidence, decision, said, "audit"))
             if not right and self.chance.random() < self.complaints:
-                self.tell(label_of(evidence, decision, False, "user"))
+                self.tell(Label.of(evidence, decision, False, "user"))
         elif not silent:
-            self.tell(label_of(evidence, decision, said, "miss"))
+            self.tell(Label.of(evidence, decision, said, "miss"))
         return decision.serve
 
     def tell(self, label: Label) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.calibration import MAX_PENALTIES, WrongAnswerRisk
-from cache.semantic.policy.policy import JudgeError, label_of
+from cache.semantic.policy.policy import JudgeError, Label
 from tests.cache.semantic.policy.streams import Stream, dice, near, right_at
 
 DELTA = 0.01
@@ -65,10 +65,10 @@ def test_a_tenant_who_always_complains_takes_hits_and_gives_no_wrong_answer() ->
         others += not his
         hits += decision.serve and not his
         if decision.serve and his:
-            stream.tell(label_of(evidence, decision, False, "user"))
+            stream.tell(Label.of(evidence, decision, False, "user"))
         elif not decision.serve:
             right = chance.random() < right_at(evidence.similarity, 40.0)
-            stream.tell(label_of(evidence, decision, right, "miss"))
+            stream.tell(Label.of(evidence, decision, right, "miss"))
     assert 1.0 <= stream.policy.inflation <= 2.5
     assert hits / others > 0.03
 
@@ -79,13 +79,13 @@ def test_a_complaint_takes_its_entry_out_and_hardly_any_other() -> None:
     policy, evidence = stream.policy, near(0.96, entry="complained")
     decision = policy.decide(evidence)
     assert decision.serve
-    complaint = label_of(evidence, decision, False, "user")
+    complaint = Label.of(evidence, decision, False, "user")
     policy.learn(complaint)
     policy.settle(complaint)
     assert not policy.decide(evidence).serve
     assert policy.decide(near(0.96, entry="other")).serve
     for _ in range(2):
-        policy.learn(label_of(evidence, policy.decide(evidence), True, "miss"))
+        policy.learn(Label.of(evidence, policy.decide(evidence), True, "miss"))
     assert policy.decide(evidence).serve
 
 
@@ -95,7 +95,7 @@ def test_users_who_find_nothing_wrong_are_believed_too() -> None:
     before = stream.policy.inflation
     evidence = near(0.96, entry="repeated")
     decision = stream.policy.decide(evidence)
-    same = label_of(evidence, decision, True, "user")
+    same = Label.of(evidence, decision, True, "user")
     stream.policy.learn(same)
     stream.policy.settle(same)
     assert stream.policy.decide(evidence).serve

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cache.semantic.policy.budget import WARM_LABELS, BudgetPolicy
 from cache.semantic.policy.ledger import HORIZON, max_risk
-from cache.semantic.policy.policy import Decision, JudgeError, Label, Source, label_of
+from cache.semantic.policy.policy import Decision, JudgeError, Label, Source
 from tests.cache.semantic.policy.streams import Stream, dice, near, right_at, risk_of
 
 
@@ -107,11 +107,11 @@ def test_an_answer_that_was_found_wrong_is_out_of_service_under_all_its_question
     served = policy.vote([("A", 0.95), ("other", 0.5)])
     decision = policy.decide(served)
     assert decision.serve
-    found = label_of(served, decision, False, source)
+    found = Label.of(served, decision, False, source)
     policy.learn(found)
     assert [serves("A"), serves("B")] == [False, True]
     for _ in range(2):
-        policy.learn(label_of(served, policy.decide(served), True, "miss"))
+        policy.learn(Label.of(served, policy.decide(served), True, "miss"))
     assert serves("A")
 
 
@@ -123,9 +123,9 @@ def test_more_wrong_answers_than_expected_make_all_risks_larger() -> None:
         hit = near(0.95)
         for turn in range(300):
             for _ in range(6):
-                policy.learn(label_of(hit, policy.decide(hit), judged.random() < recall, "miss"))
+                policy.learn(Label.of(hit, policy.decide(hit), judged.random() < recall, "miss"))
             decision = Decision(True, 0.02, policy.decide(hit).plain_risk, audit=True, audit_chance=0.5)
-            policy.learn(label_of(hit, decision, turn % 10 != 0, "audit"))
+            policy.learn(Label.of(hit, decision, turn % 10 != 0, "audit"))
         assert (policy.inflation > 1.1) == more
 
 
@@ -141,9 +141,9 @@ def test_the_ledger_holds_for_what_was_expected(asked: list[tuple[float, bool]],
         if decision.serve:
             spent += risk_of(decision)
             if decision.audit:
-                policy.learn(label_of(evidence, decision, same, "audit"))
+                policy.learn(Label.of(evidence, decision, same, "audit"))
         else:
-            policy.learn(label_of(evidence, decision, same, "miss"))
+            policy.learn(Label.of(evidence, decision, same, "miss"))
     assert spent <= delta * len(asked) * 1.5 + 25 * max_risk(delta)
 
 
@@ -153,7 +153,7 @@ def test_a_complaint_counts_by_its_chance_of_having_been_an_audit() -> None:
     def taught(*labels: Label) -> BudgetPolicy:
         policy = BudgetPolicy(0.01, JudgeError(1.0, 0.0), dice())
         for _ in range(300):
-            policy.learn(label_of(near(0.95), policy.decide(near(0.95)), True, "miss"))
+            policy.learn(Label.of(near(0.95), policy.decide(near(0.95)), True, "miss"))
         for label in labels:
             policy.learn(label)
         return policy
@@ -179,8 +179,8 @@ def test_requests_that_are_sent_twice_do_not_end_the_hits() -> None:
             if stream.hits > before and chance.random() < repeated:
                 evidence = near(similarity, entry=f"again {stream.requests}")
                 decision = stream.policy.decide(evidence, max_risk=0.0)
-                stream.tell(label_of(evidence, Decision(True, 0.01, decision.plain_risk, False, 0.05), False, "user"))
-                stream.tell(label_of(evidence, decision, True, "miss"))
+                stream.tell(Label.of(evidence, Decision(True, 0.01, decision.plain_risk, False, 0.05), False, "user"))
+                stream.tell(Label.of(evidence, decision, True, "miss"))
         shares.append(stream.hits / stream.requests)
         assert stream.policy.figures()["wrong"] <= 0.01
         assert stream.policy.inflation <= 2.0
@@ -205,7 +205,7 @@ def test_what_a_decision_says_can_be_shown(
         assert 0.0 <= decision.audit_chance <= 1.0
         assert decision.serve or decision.audit_chance == 0.0
         assert decision.audit_chance > 0.0 or not decision.audit
-        label = label_of(evidence, decision, same, "audit" if decision.audit else "miss")
+        label = Label.of(evidence, decision, same, "audit" if decision.audit else "miss")
         policy.learn(label)
         policy.settle(label)
     assert all(np.isfinite(list(policy.figures().values())))
@@ -228,7 +228,7 @@ def test_each_label_is_as_sure_as_who_judged_it() -> None:
     judge = JudgeError(0.7, 0.05)
     of_all, of_each = BudgetPolicy(0.01, judge, dice()), BudgetPolicy(0.01, JudgeError(1.0, 0.0), dice())
     for same in (True, False, True, True):
-        label = label_of(near(0.9), of_all.decide(near(0.9)), same, "miss")
+        label = Label.of(near(0.9), of_all.decide(near(0.9)), same, "miss")
         of_all.learn(label)
         of_each.learn(msgspec.structs.replace(label, judge=judge))
     assert of_each.snapshot() == of_all.snapshot()

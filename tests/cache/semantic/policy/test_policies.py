@@ -5,7 +5,7 @@ import math
 import pytest
 
 from cache.semantic.policy.budget import BudgetPolicy
-from cache.semantic.policy.policy import JudgeError, Policy, ThresholdPolicy, label_of
+from cache.semantic.policy.policy import JudgeError, Label, Policy, ThresholdPolicy
 from tests.cache.semantic.policy.streams import dice
 
 
@@ -25,7 +25,7 @@ def policy(request: pytest.FixtureRequest) -> Policy:
         evidence = made.vote(one(truth.uniform(0.5, 1.0)))
         decision = made.decide(evidence)
         if not decision.serve or decision.audit:
-            made.learn(label_of(evidence, decision, evidence.similarity > 0.8, "audit" if decision.serve else "miss"))
+            made.learn(Label.of(evidence, decision, evidence.similarity > 0.8, "audit" if decision.serve else "miss"))
     return made
 
 
@@ -71,7 +71,7 @@ def test_the_features_add_up_to_the_risk() -> None:
     truth = dice(1)
     for _ in range(200):
         evidence = policy.vote(one(truth.uniform(0.5, 1.0)))
-        policy.learn(label_of(evidence, policy.decide(evidence), evidence.similarity > 0.8, "miss"))
+        policy.learn(Label.of(evidence, policy.decide(evidence), evidence.similarity > 0.8, "miss"))
     for evidence in (policy.vote(one(0.9)), policy.vote(one(0.9)).with_texts((1.0, 0.0, 0.5, -0.3, 0.25, 0.09))):
         parts = policy.features(evidence)
         sizes = [abs(part.log_odds) for part in parts]

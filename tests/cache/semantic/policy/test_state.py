@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cache.semantic.policy import state as state_module
 from cache.semantic.policy.budget import BudgetPolicy
 from cache.semantic.policy.calibration import Calibration
-from cache.semantic.policy.policy import LABEL, JudgeError, Label, Policy, label_of
+from cache.semantic.policy.policy import LABEL, JudgeError, Label, Policy
 from cache.semantic.policy.posterior import FEATURES, Posterior
 from cache.semantic.policy.state import VERSION, UnusableState, freeze, thaw
 from tests.cache.semantic.policy.streams import Stream, dice, near
@@ -27,7 +27,7 @@ def taught() -> BudgetPolicy:
     policy = made()
     for turn in range(200):
         evidence = near(0.5 + turn % 50 / 100)
-        policy.learn(label_of(evidence, policy.decide(evidence), evidence.similarity > 0.75, "miss"))
+        policy.learn(Label.of(evidence, policy.decide(evidence), evidence.similarity > 0.75, "miss"))
     return policy
 
 
