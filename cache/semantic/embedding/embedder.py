@@ -12,13 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import NamedTuple
 
-import aiohttp
 import numpy as np
 import numpy.typing as npt
 
 from cache.semantic.embedding.encoder import Encoder, Vectors
 from cache.semantic.embedding.errors import EmbeddingFailed
-from cache.semantic.embedding.server import EmbeddingServer, ServerModel, first_vector
+from cache.semantic.embedding.server import EmbeddingServer, ServerModel, open_models
 from cache.stores.breaker import Breaker
 
 MAX_WAITING = 1024
@@ -34,8 +33,6 @@ _NEWEST = 0.1
 
 _NICE = 10
 _BACKGROUND_DEADLINE = 10.0
-# Longer than a quiet gateway is without a question: a new connection may take longer than a lookup has.
-_IDLE_CONNECTION_SECONDS = 300.0
 
 
 class ThreadModel:
@@ -222,10 +219,7 @@ async def open_embedders(
     async with AsyncExitStack() as stack:
         models: list[Encoder] | list[ServerModel]
         if isinstance(source, EmbeddingServer):
-            connector = aiohttp.TCPConnector(keepalive_timeout=_IDLE_CONNECTION_SECONDS)
-            session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
-            vector = await first_vector(session, source, _BACKGROUND_DEADLINE)
-            models = [ServerModel(session, source, vector, each) for each in (deadline, _BACKGROUND_DEADLINE)]
+            models = await stack.enter_async_context(open_models(source, (deadline, _BACKGROUND_DEADLINE)))
         else:
             models = [await asyncio.to_thread(source)] * 2
         lookups = await stack.enter_async_context(open_embedder(models[0], patience=patience))

@@ -1,5 +1,6 @@
 """Finds the files of an embedding model, fingerprints them, and keeps what is made of them."""
 
+import hashlib
 import importlib.util
 import os
 import subprocess
@@ -21,7 +22,6 @@ _OWNER = "sentence-transformers"
 # Files beside the weights that torch reads: weights for other runtimes, and documentation.
 _OTHER_FOLDERS = {"onnx", "openvino"}
 _PAGES = {".md", ".png", ".jpg"}
-_CHUNK = 1 << 20
 
 
 class ModelFiles(NamedTuple):
@@ -41,8 +41,7 @@ class ModelFiles(NamedTuple):
                 continue
             digest.update(f"{relative.as_posix()}\0{path.stat().st_size}\0".encode())
             with path.open("rb") as file:
-                while chunk := file.read(_CHUNK):
-                    digest.update(chunk)
+                hashlib.file_digest(file, lambda: digest)  # adds its bytes
         return digest.hexdigest()
 
 

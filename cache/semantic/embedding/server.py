@@ -1,7 +1,8 @@
 """A model at a server with OpenAI's embeddings API: a deadline for a call, and no call while it is known to be down."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -24,6 +25,8 @@ _LARGEST = 4
 _MAX_BYTES = 16 * 2**20
 # A longer reply takes more than a millisecond to read.
 _READ_AT_ONCE = 64 * 2**10
+# Longer than a quiet gateway is without a question: a new connection may take longer than a lookup has.
+_IDLE_CONNECTION_SECONDS = 300.0
 # The texts are at fault, not the server.
 _REFUSALS = (400, 413, 422)
 
@@ -113,7 +116,7 @@ class ServerModel:
     def __init__(
         self, session: aiohttp.ClientSession, server: EmbeddingServer, probed: Vectors, deadline: float
     ) -> None:
-        """`probed` is what `first_vector` gave; `deadline` the seconds for a call."""
+        """`probed` is what the server gave at the start; `deadline` the seconds for a call."""
         self.name = server.name
         self.dimensions = probed.shape[0]
         # A server may have another model under the same name later, and computes the same one not to the last bit.
@@ -149,7 +152,16 @@ class ServerModel:
             raise ModelChanged(f"{self.name} is another model than before")
 
 
-async def first_vector(session: aiohttp.ClientSession, server: EmbeddingServer, deadline: float) -> Vectors:
+@asynccontextmanager
+async def open_models(server: EmbeddingServer, deadlines: Sequence[float]) -> AsyncIterator[list[ServerModel]]:
+    """The model for each deadline, over one pool of connections; waits for a server that is down."""
+    connector = aiohttp.TCPConnector(keepalive_timeout=_IDLE_CONNECTION_SECONDS)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        probed = await _first_vector(session, server, max(deadlines))
+        yield [ServerModel(session, server, probed, deadline) for deadline in deadlines]
+
+
+async def _first_vector(session: aiohttp.ClientSession, server: EmbeddingServer, deadline: float) -> Vectors:
     """The vector of the probe's text, float32 [dimensions]; waits for a server that is down."""
     found: list[Vectors] = []
 

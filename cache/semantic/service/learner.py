@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 
 _MAX_WAITING = 1000
 _JUDGED_AT_ONCE = 4
-_LOOKED_AT_AT_ONCE = 1000
 # A record should be stored with its group of equal answers. So an idle judge is waited for, at most so many seconds,
 # while no more than so many answers wait to be stored.
 _PATIENCE = 0.5
@@ -165,12 +164,10 @@ class Learner:
     async def discard(self, is_unwanted: Callable[[Record], bool]) -> None:
         """Remove records that other processes remove by themselves, while lookups go on, but none of a newer answer."""
         records = list(self.neighbours.records)
-        for start in range(0, len(records), _LOOKED_AT_AT_ONCE):
-            unwanted = list(filter(is_unwanted, records[start : start + _LOOKED_AT_AT_ONCE]))
-            for first in range(0, len(unwanted), AT_ONCE):
-                some = unwanted[first : first + AT_ONCE]
-                if entries := [record.entry for record in some if not self._is_replaced(record)]:
-                    await self._remove(entries, announced=False)
+        for start in range(0, len(records), AT_ONCE):
+            some = filter(is_unwanted, records[start : start + AT_ONCE])
+            if entries := [record.entry for record in some if not self._is_replaced(record)]:
+                await self._remove(entries, announced=False)
             await asyncio.sleep(0)
 
     async def _remove(self, entries: Sequence[str], announced: bool) -> None:
