@@ -4,7 +4,7 @@
 figures are on a page per subject.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +23,9 @@ _PAGES = {
     "quantization": ("quantization", "Quantised weights"),
 }
 """The page and its title of each folder of figures."""
+
+
+_MOST_DIGITS = 16
 
 
 class Headline(NamedTuple):
@@ -302,13 +305,18 @@ def _beside(rows: Sequence[Row]) -> list[str]:
 
 
 def _quantity(row: Row) -> str:
-    return _with_unit(row.measured, row)
+    """With as many more digits as it needs where a target that is not met would look met."""
+    shown = _with_unit(row.measured, row)
+    if row.target is not None and row.is_met is False:
+        target, digits = _with_unit(row.target.value, row), 3
+        while shown == target and digits < _MOST_DIGITS:
+            shown, digits = _with_unit(row.measured, row, f"{{:.{digits}g}}".format), digits + 1
+    return shown
 
 
-def _with_unit(value: float, row: Row) -> str:
-    if row.unit == "share":
-        return f"{_number(100 * value)} %"
-    return f"{_number(value)} {row.unit}".strip()
+def _with_unit(value: float, row: Row, written: Callable[[float], str] | None = None) -> str:
+    number = (written or _number)(100 * value if row.unit == "share" else value)
+    return f"{number} {'%' if row.unit == 'share' else row.unit}".strip()
 
 
 def _target(row: Row) -> str:

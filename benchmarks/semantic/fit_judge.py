@@ -36,8 +36,9 @@ Floats = npt.NDArray[np.float64]
 # on any data. A copy that says something else was found out before, so likeness of words counts against both.
 _SIGNS = {
     "cosine": 1,
-    "shared words": 1,
+    "words of the shorter": 1,
     "shared numbers": 1,
+    "negations of one": -1,
     "a copy": -1,
 }
 # There are many more pairs of some kinds than of others, and some matter more: each pair's weight. The answers of one
@@ -46,13 +47,13 @@ _WEIGHTS = {
     Kind.FREE: 0.2,
     Kind.CHAT: 12.0,
     Kind.CONTRADICTING: 1.0,
-    Kind.NEAR: 6.0,
+    Kind.NEAR: 3.0,
     Kind.RELATED: 0.3,
     Kind.OTHER: 0.2,
 }
 # Of the different pairs of each kind that an upstream gives, how many may be called the same. Below what is promised
 # (.01), because groups differ more from each other than pairs do: a limit that just holds on some is broken on others.
-_MAX_FALSE_SAME = 0.004
+_MAX_FALSE_SAME = 0.005
 _RIDGE = 3.0
 _STEPS = 2000
 

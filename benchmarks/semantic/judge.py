@@ -14,6 +14,7 @@ import numpy.typing as npt
 from benchmarks.harness.measurement import Figure, Row, Target
 from benchmarks.harness.processes import cores, free_port, server
 from benchmarks.semantic.labelled_answers import (
+    AFTERWARDS_FILE,
     COMPARED,
     LATER_FILE,
     SAME,
@@ -116,9 +117,11 @@ _MODEL_DEADLINE = 120.0
 _LEAST_RECALL, _MOST_FALSE_SAME = 0.6, 0.01
 _METHOD = """\
 Labelled answers as ordered pairs (fresh, cached): the groups of benchmarks/data/answers.jsonl that the judge was not
-fitted to (its features were chosen with a view of all), and those of answers-later.jsonl, never fitted to.
+fitted to ("held out"), those of answers-later.jsonl ("written later"), and those of answers-afterwards.jsonl ("written
+afterwards"). Only the coefficients are fitted without the first two: features, weights and the limit were chosen with a
+view of both. Nothing was chosen with a view of the third, which was written when the judge was finished.
 Recall is the share of the pairs that say the same which are called so, false same that of the others; both at the limit
-that was fitted to the other groups, above which lies one of 250 different answers to near questions. A model's wordings
+that was fitted to the other groups, above which lies one of 200 different answers to near questions. A model's wordings
 are its answers to several wordings of a question; free wordings are as unlike as four people's. Near questions differ
 in what matters, and so do their answers, often in one fact alone; related ones are of the nearest situations.
 Contradicting answers to the very same question are not given by one upstream whose answers are a function of the
@@ -136,10 +139,11 @@ async def measure(quick: bool) -> Figure:
     vectors = await asyncio.to_thread(open_vectors)
     judge = EmbeddingJudge(vectors, kept=1 << 16)
     held_out = [answer for answer in labelled() if is_held_out(answer.group)]
-    later, poems = labelled(LATER_FILE), [a for a in labelled(UNREPEATABLE_FILE) if is_held_out(a.group)]
-    await asyncio.to_thread(vectors.learn, texts_of([*held_out, *later, *poems]))
+    later, afterwards = labelled(LATER_FILE), labelled(AFTERWARDS_FILE)
+    poems = [answer for answer in labelled(UNREPEATABLE_FILE) if is_held_out(answer.group)]
+    await asyncio.to_thread(vectors.learn, texts_of([*held_out, *later, *afterwards, *poems]))
     rows: list[Row] = []
-    for name, answers in (("held out", held_out), ("written later", later)):
+    for name, answers in (("held out", held_out), ("written later", later), ("written afterwards", afterwards)):
         found = pairs(answers, vectors.known)[:: 10 if quick else 1]
         rows += _rows(name, found, await scores_of(judge, found), judge.same_above)
     repeated = await asked_again(judge, vectors, [*held_out, *later], a_models_wordings=True)

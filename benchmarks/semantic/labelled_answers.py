@@ -15,7 +15,9 @@ import numpy.typing as npt
 _DATA = Path(__file__).resolve().parents[1] / "data"
 FILE = _DATA / "answers.jsonl"
 LATER_FILE = _DATA / "answers-later.jsonl"
-"""Written when the features of the judge stood, and never fitted to."""
+"""Never fitted to; but features, weights and limit of the judge were chosen with a view of what they give here."""
+AFTERWARDS_FILE = _DATA / "answers-afterwards.jsonl"
+"""Written when the judge was finished, from a description of the form alone."""
 UNREPEATABLE_FILE = _DATA / "answers-unrepeatable.jsonl"
 """Answers that are no function of their question: of a group all to one question, and each says something else."""
 

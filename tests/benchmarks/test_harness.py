@@ -183,6 +183,21 @@ def test_a_missed_target_is_on_the_first_page(results: Path) -> None:
     assert "| memory | ≤ 120 MB | 130 MB (maximum) | 90.0 to 130 | **not met** |" in files["exact-cache.md"]
 
 
+def test_a_target_that_is_nearly_met_does_not_look_met(results: Path) -> None:
+    """A figure that is missed by less than its digits show has more digits."""
+    rows = (
+        Row(what="recall", unit="", rounds=(0.5982,), target=Target("least", 0.6)),
+        Row(what="wrong", unit="share", rounds=(0.012504,), target=Target("most", 0.0125)),
+        Row(what="near", unit="", rounds=(0.6018,), target=Target("least", 0.6)),
+    )
+    save(measurement("memory", *rows), results)
+    text = render(results)["exact-cache.md"]
+
+    assert "| recall | ≥ 0.60 | 0.598 |" in text
+    assert "| wrong | ≤ 1.25 % | 1.2504 % |" in text
+    assert "| near | ≥ 0.60 | 0.60 |" in text
+
+
 def test_one_of_two_alternative_targets_is_enough(results: Path) -> None:
     """One of two alternative targets is enough, and the other is not counted as missed."""
     slow = Row(what="tokens", unit="tok/s", rounds=(10.0,), target=Target("least", 50.0), either="batch 1")

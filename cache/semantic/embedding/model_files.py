@@ -41,7 +41,7 @@ class ModelFiles(NamedTuple):
                 continue
             digest.update(f"{relative.as_posix()}\0{path.stat().st_size}\0".encode())
             with path.open("rb") as file:
-                hashlib.file_digest(file, lambda: digest)  # adds its bytes
+                hashlib.file_digest(file, lambda: digest)  # updates `digest` in place
         return digest.hexdigest()
 
 

@@ -154,7 +154,10 @@ class ServerModel:
 
 @asynccontextmanager
 async def open_models(server: EmbeddingServer, deadlines: Sequence[float]) -> AsyncIterator[list[ServerModel]]:
-    """The model for each deadline, over one pool of connections; waits for a server that is down."""
+    """The model for each deadline, over one pool of connections; waits for a server that is down.
+
+    The longest of `deadlines` is that of the first probe.
+    """
     connector = aiohttp.TCPConnector(keepalive_timeout=_IDLE_CONNECTION_SECONDS)
     async with aiohttp.ClientSession(connector=connector) as session:
         probed = await _first_vector(session, server, max(deadlines))

@@ -6,6 +6,8 @@ import unicodedata
 from collections import Counter
 from typing import Literal, NamedTuple
 
+from cache.semantic.wording.comparison import NEGATIONS
+
 MAX_CHARACTERS = 4000
 """Longer answers are compared for equality only: reading them takes milliseconds, and one fact has little weight."""
 PASSAGE = 900
@@ -36,12 +38,14 @@ class Answer(NamedTuple):
 
     `passages` are its text without Markdown, cut to what an embedding model reads at once. `words` are all words in
     their order, and `counts` how often each occurs. `numbers` are in one form ("1,000" is "1000", "18:00" is "18").
+    `negations` is how many words are one, in the languages that are known for theirs.
     """
 
     passages: tuple[str, ...]
     words: tuple[str, ...]
     counts: Counter[str]
     numbers: frozenset[str]
+    negations: int
 
     @classmethod
     def of(cls, text: str) -> "Answer":
@@ -51,7 +55,8 @@ class Answer(NamedTuple):
         # A sign counts: options of commands have one.
         numbers = frozenset(_number(found) for found in _NUMBER.findall(_THOUSANDS.sub("", plain)))
         passages = tuple(_PASSAGES.wrap(plain))
-        return cls(passages or ("",), words, Counter(words), numbers)
+        negations = sum(word in NEGATIONS or word.endswith(("n't", "n\u2019t")) for word in words)
+        return cls(passages or ("",), words, Counter(words), numbers, negations)
 
 
 def class_of(text: str) -> AnswerClass:

@@ -45,7 +45,7 @@ class EmbeddingJudge:
     Reading and comparing run in a thread, so that no event loop waits. Use it from one event loop.
 
     Args:
-        kept: how many read and embedded answers are cached, some 10 KB each.
+        kept: how many read and embedded answers are cached, some 20 bytes for each of their characters.
     """
 
     def __init__(self, embedder: Embedder, kept: int = 512) -> None:
@@ -126,8 +126,9 @@ def compared(asked: Answer, fresh: Read, cached: Read) -> dict[str, float]:
     common = _weight(our_words & their_words)
     return {
         "cosine": float(fresh.embedding @ cached.embedding),
-        "shared words": common / max(1, min(_weight(our_words), _weight(their_words))),
+        "words of the shorter": common / max(1, min(_weight(our_words), _weight(their_words))),
         "shared numbers": math.log1p(len((ours.numbers & theirs.numbers) - asked.numbers)),
+        "negations of one": math.log1p(abs(ours.negations - theirs.negations)),
         "a copy": max(0.0, _shared(ours, theirs) - _HALF_COPY),
     }
 

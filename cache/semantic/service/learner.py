@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 _MAX_WAITING = 1000
 _JUDGED_AT_ONCE = 4
+_LOOKED_AT_AT_ONCE = 1000
 # A record should be stored with its group of equal answers. So an idle judge is waited for, at most so many seconds,
 # while no more than so many answers wait to be stored.
 _PATIENCE = 0.5
@@ -164,10 +165,12 @@ class Learner:
     async def discard(self, is_unwanted: Callable[[Record], bool]) -> None:
         """Remove records that other processes remove by themselves, while lookups go on, but none of a newer answer."""
         records = list(self.neighbours.records)
-        for start in range(0, len(records), AT_ONCE):
-            some = filter(is_unwanted, records[start : start + AT_ONCE])
-            if entries := [record.entry for record in some if not self._is_replaced(record)]:
-                await self._remove(entries, announced=False)
+        for start in range(0, len(records), _LOOKED_AT_AT_ONCE):
+            unwanted = list(filter(is_unwanted, records[start : start + _LOOKED_AT_AT_ONCE]))
+            for first in range(0, len(unwanted), AT_ONCE):
+                some = unwanted[first : first + AT_ONCE]
+                if entries := [record.entry for record in some if not self._is_replaced(record)]:
+                    await self._remove(entries, announced=False)
             await asyncio.sleep(0)
 
     async def _remove(self, entries: Sequence[str], announced: bool) -> None:
@@ -188,10 +191,18 @@ class Learner:
             vector = await self._embedder.embed(note.text)
         others = await self._comparable(note, vector, query)
         earlier = await self._earlier(note)
-        name = f"{note.entry}@{note.created}"  # an entry outlives its answer
-        kept = note.model, note.generation, note.created, note.expires
-        known = 0.0 if earlier is None else earlier.record.disagreement
-        record = Record(note.entry, note.partition, note.text, name, *kept, answers=class_of(text), disagreement=known)
+        record = Record(
+            note.entry,
+            note.partition,
+            note.text,
+            f"{note.entry}@{note.created}",  # an entry outlives its answer
+            note.model,
+            note.generation,
+            note.created,
+            note.expires,
+            answers=class_of(text),
+            disagreement=0.0 if earlier is None else earlier.record.disagreement,
+        )
         unrelated = self._unrelated(record, vector)
         comparison = Comparison(record, vector, text, others, query, earlier and earlier.text, unrelated)
         self._recent.append(comparison)

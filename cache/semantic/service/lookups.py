@@ -74,8 +74,10 @@ class RunningLookups:
         try:
             yield
         finally:
-            self._running -= Counter((key,))  # drops what is 0
-            self._left &= self._running.keys()
+            self._running[key] -= 1
+            if not self._running[key]:
+                del self._running[key]
+                self._left.discard(key)
             if not self._running:
                 self._none_runs.set()
 

@@ -49,8 +49,7 @@ _OPERATORS = frozenset("-*()!^")
 # A text of so few words says too little to be told from another one that has none of them; it may have none that the
 # embedding model knows, and then all such texts have one vector.
 _SHORT = 2
-# A negation of another language is a word as all others are.
-_NEGATIONS = frozenset(
+NEGATIONS = frozenset(
     word
     for line in (
         "not no never without none neither nor nothing nobody cannot",  # English
@@ -67,6 +66,7 @@ _NEGATIONS = frozenset(
     )
     for word in line.split()
 )
+"""A negation of another language is a word as all others are."""
 
 
 class Difference(NamedTuple):
@@ -164,7 +164,7 @@ def _kind(words: Set[str], found: Difference) -> str:
     """The name of a veto for words that differ."""
     if any(is_number(word) or word in found.counted or word in _OPERATORS for word in words):
         return "numbers"
-    return "words" if words.isdisjoint(_NEGATIONS) else "negation"
+    return "words" if words.isdisjoint(NEGATIONS) else "negation"
 
 
 @functools.lru_cache(_KEPT)
