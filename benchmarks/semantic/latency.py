@@ -136,7 +136,7 @@ async def measure_here(entries: int, folder: Path) -> Measured:
         took = []
         for number, text in enumerate(asked):
             began = time.perf_counter()
-            await cache.ask(LookupRequest(f"public.{number}", _PARTITION, text, 1.0, True))
+            await cache.ask(LookupRequest(_PARTITION, text, 1.0, key=f"public.{number}", serve=True))
             took.append(1000 * (time.perf_counter() - began))
         times = {step: [1000 * each for each in cache.figures.times[step]] for step in ("embed", "search", "compare")}
     neighbours.close()

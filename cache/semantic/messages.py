@@ -28,21 +28,29 @@ MAX_FRAME = 2**20
 _LENGTH_BYTES = 4
 
 
-class LookupRequest(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
-    """Is there an answer to a question like this one?
+class QuestionRequest(msgspec.Struct, frozen=True, array_like=True):
+    """What is asked of a question: see `LookupRequest` and `ExplainRequest`.
 
-    `key` is the id of the request's key, `max_risk` what the client allows, from 0 to 1. Without `serve` the answer
-    to this is not sent to anybody, only counted. `traceparent` names the trace that it is part of (W3C), "" for none.
-    With a `threshold` above 0, it alone decides: see `ThresholdPolicy`.
+    `max_risk` is what the client allows, from 0 to 1. With a `threshold` above 0, it alone decides: see
+    `ThresholdPolicy`.
     """
 
-    key: str
     partition: str
     text: str
     max_risk: float
+    threshold: float = 0.0
+
+
+class LookupRequest(QuestionRequest, frozen=True, array_like=True, tag="ask", kw_only=True):
+    """Is there an answer to a question like this one?
+
+    `key` is the id of the request's key. Without `serve` the answer to this is not sent to anybody, only counted.
+    `traceparent` names the trace that it is part of (W3C), "" for none.
+    """
+
+    key: str
     serve: bool
     traceparent: str = ""
-    threshold: float = 0.0
 
 
 class LookupReply(msgspec.Struct, frozen=True, array_like=True):
@@ -79,6 +87,9 @@ class LookupMiss(LookupReply, frozen=True, array_like=True, tag="not found"):
     veto: str = ""
 
 
+HitOrMiss = LookupHit | LookupMiss
+
+
 class RiskFeature(msgspec.Struct, frozen=True):
     """What a feature adds to the `log_odds` that an answer is wrong: its value times its weight, as learned then.
 
@@ -92,13 +103,8 @@ class RiskFeature(msgspec.Struct, frozen=True):
     log_odds: float
 
 
-class ExplainRequest(msgspec.Struct, frozen=True, array_like=True, tag="explain"):
-    """What would be said to this question? Nothing is counted, learned or spent. The fields are a LookupRequest's."""
-
-    partition: str
-    text: str
-    max_risk: float
-    threshold: float = 0.0
+class ExplainRequest(QuestionRequest, frozen=True, array_like=True, tag="explain"):
+    """What would be said to this question? Nothing is counted, learned or spent."""
 
 
 class ExplainedNeighbour(msgspec.Struct, frozen=True, array_like=True):
@@ -306,7 +312,7 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
 
 Request = LookupRequest | ExplainRequest | WrongAnswerReport | StatsRequest | DecisionsRequest | WhatIfRequest
 Note = AnswerStored | RefreshRequested | HitDiscarded | EntryDeleted | Purged
-Reply = LookupHit | LookupMiss | Explanation | WrongAnswerResult | Stats | DecisionsReply | WhatIfReply | Refused
+Reply = HitOrMiss | Explanation | WrongAnswerResult | Stats | DecisionsReply | WhatIfReply | Refused
 
 from_gateway = msgspec.msgpack.Decoder(tuple[int, Request | Note]).decode
 """Number and message of a payload. Raises msgspec.DecodeError for what no gateway of this version sends."""

@@ -102,13 +102,13 @@ class SemanticLookup:
             return query
         serves = self._mode == "on"
         ask = LookupRequest(
-            key.id,
             question.partition,
             question.text,
             inference.max_risk,
-            serves,
-            span.headers().get("traceparent", ""),
             inference.threshold,
+            key=key.id,
+            serve=serves,
+            traceparent=span.headers().get("traceparent", ""),
         )
         query = self._join_or_ask(self._client, ask)
         if not serves:

@@ -53,7 +53,7 @@ class Keepgate:
 
     async def look_up(self, question: str) -> str | None:
         self._asked += 1
-        self._advice = await self._cache.ask(LookupRequest(self._key, _PARTITION, question, 1.0, True))
+        self._advice = await self._cache.ask(LookupRequest(_PARTITION, question, 1.0, key=self._key, serve=True))
         return self._answers[self._advice.entry] if isinstance(self._advice, LookupHit) else None
 
     async def keep(self, question: str, answer: str) -> None:

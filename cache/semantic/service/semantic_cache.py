@@ -74,13 +74,13 @@ class SemanticCache:
                 self.decisions.forget_texts()
         return None
 
-    async def ask(self, ask: messages.LookupRequest) -> messages.LookupHit | messages.LookupMiss:
+    async def ask(self, ask: messages.LookupRequest) -> messages.HitOrMiss:
         """Raises EmbeddingFailed if the question cannot be embedded."""
         self.figures.counts["asked"] += 1
         with self._lookups.running(ask.key):
             return await self._find(ask)
 
-    async def _find(self, ask: messages.LookupRequest) -> messages.LookupHit | messages.LookupMiss:
+    async def _find(self, ask: messages.LookupRequest) -> messages.HitOrMiss:
         served = self._served.get(ask.key)
         if served is not None and time.monotonic() - served.time <= _REGENERATE_SECONDS:
             self._complain(ask.key)
@@ -100,7 +100,7 @@ class SemanticCache:
                 candidate = await self._candidate(ask, near)
         return self._decide(ask, vector, candidate)
 
-    def _same_form(self, ask: messages.LookupRequest | messages.ExplainRequest) -> Record | None:
+    def _same_form(self, ask: messages.QuestionRequest) -> Record | None:
         record = self._neighbours.same_form(ask.partition, ask.text) if ask.max_risk > 0 else None
         return None if record is None or is_unrepeatable(self._labels.errors, record) else record
 
@@ -113,9 +113,7 @@ class SemanticCache:
         are_repeatable = repeatable(self._labels.errors, near)
         return list(itertools.compress(near, are_repeatable)), not all(are_repeatable)
 
-    async def _candidate(
-        self, ask: messages.LookupRequest | messages.ExplainRequest, near: list[Neighbour]
-    ) -> Candidate:
+    async def _candidate(self, ask: messages.QuestionRequest, near: list[Neighbour]) -> Candidate:
         """Has the policy say which answer is meant, and compares the text with the questions that have it."""
         evidence = self._policy(ask).vote([(record.answer, similarity) for record, similarity in near])
         # Reading a long text takes milliseconds; an operator's question can wait for a thread as well.
@@ -123,12 +121,10 @@ class SemanticCache:
             return await asyncio.to_thread(candidate_of, ask.text, near, evidence)
         return candidate_of(ask.text, near, evidence)
 
-    def _policy(self, ask: messages.LookupRequest | messages.ExplainRequest) -> Policy:
+    def _policy(self, ask: messages.QuestionRequest) -> Policy:
         return ThresholdPolicy(ask.threshold) if ask.threshold else self._labels.policy
 
-    def _decide(
-        self, ask: messages.LookupRequest, vector: Vector, candidate: Candidate | None
-    ) -> messages.LookupHit | messages.LookupMiss:
+    def _decide(self, ask: messages.LookupRequest, vector: Vector, candidate: Candidate | None) -> messages.HitOrMiss:
         # A client that no longer waits uses nothing of the budget.
         unwanted = "rejected" if ask.key in self._rejected else "gone" if self._lookups.has_left(ask.key) else ""
         max_risk = 0.0 if unwanted else ask.max_risk

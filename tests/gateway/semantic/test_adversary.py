@@ -230,7 +230,9 @@ async def test_repeated_rejections_evict_one_answer_and_no_other(semantic: Seman
 async def test_a_reply_to_another_question_is_not_used(semantic: SemanticStage) -> None:
     """A reply with the number of another question is not used."""
     service = await semantic.service(**SERVES_ALL)
-    berlin = await service.handle(LookupRequest("a.1", "a.context", "What is the weather in Berlin today?", 1.0, True))
+    berlin = await service.handle(
+        LookupRequest("a.context", "What is the weather in Berlin today?", 1.0, key="a.1", serve=True)
+    )
     assert isinstance(berlin, LookupMiss)
     now = time.time()
     message = {"role": "assistant", "content": ANSWER}
@@ -239,7 +241,7 @@ async def test_a_reply_to_another_question_is_not_used(semantic: SemanticStage) 
     replies: list[object] = []
 
     async def is_found() -> bool:
-        replies.append(await service.handle(LookupRequest("a.3", "a.context", AGAIN, 1.0, True)))
+        replies.append(await service.handle(LookupRequest("a.context", AGAIN, 1.0, key="a.3", serve=True)))
         return isinstance(replies[-1], LookupHit)
 
     await until(is_found, DEADLINE)
@@ -248,7 +250,7 @@ async def test_a_reply_to_another_question_is_not_used(semantic: SemanticStage) 
     assert isinstance(reply, LookupHit)
     assert reply.entry == "a.2"
     again = await service.handle(
-        LookupRequest("a.4", "a.context", "What is the weather like in Berlin today?", 1.0, True)
+        LookupRequest("a.context", "What is the weather like in Berlin today?", 1.0, key="a.4", serve=True)
     )
     assert isinstance(again, LookupMiss)
     assert again.similarity is not None

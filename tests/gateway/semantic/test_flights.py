@@ -294,7 +294,10 @@ async def test_a_question_past_its_deadline_is_not_embedded(semantic: SemanticSt
     """A question whose deadline has passed is not embedded, so that later ones are in time."""
     service = await semantic.service(**SERVES_ALL, deadline=0.1)
     gate.open.clear()
-    asks = [LookupRequest(f"public.{text}", "public.context", text, 1.0, True) for text in (ASKED, AGAIN, "And now?")]
+    asks = [
+        LookupRequest("public.context", text, 1.0, key=f"public.{text}", serve=True)
+        for text in (ASKED, AGAIN, "And now?")
+    ]
     assert await service.handle(asks[0]) == Refused("the semantic cache: not in time")
     with pytest.raises(EmbeddingFailed, match="busy"):
         await service.handle(asks[1])

@@ -17,7 +17,9 @@ async def test_a_lookup_is_a_span_of_the_gateways_trace(semantic: SemanticStage)
         client = SemanticClient(service.socket, 5.0)
         watching = asyncio.create_task(client.watch())
         for traceparent in ("", f"00-{TRACE}-{PARENT}-00", f"00-{TRACE}-{PARENT}-01"):
-            reply = await client.ask(LookupRequest("public.a", "public.p", ASKED, 1.0, True, traceparent), LookupMiss)
+            reply = await client.ask(
+                LookupRequest("public.p", ASKED, 1.0, key="public.a", serve=True, traceparent=traceparent), LookupMiss
+            )
             assert isinstance(reply, LookupMiss)
         (span,) = await collector.named("semantic_cache.lookup")
         watching.cancel()

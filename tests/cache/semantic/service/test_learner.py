@@ -81,7 +81,7 @@ class Host:
         vector = await self.embedder.embed(text)
         near = await self.neighbours.near(PARTITION, vector)
         evidence = self.policy.vote([(record.answer, similarity) for record, similarity in near])
-        ask = LookupRequest("a.key", PARTITION, text, 1.0, serve=False)
+        ask = LookupRequest(PARTITION, text, 1.0, key="a.key", serve=False)
         return Query(ask, near[evidence.members[0]].record.entry, vector, evidence, Decision(False, 1.0))
 
     def record(self, name: str) -> Record | None:

@@ -33,7 +33,7 @@ from cache.semantic.messages import (
 )
 
 SAID: list[Request | Note] = [
-    LookupRequest("public.a", "public.b", "How?", 0.5, True),
+    LookupRequest("public.b", "How?", 0.5, key="public.a", serve=True),
     WrongAnswerReport("public.a"),
     StatsRequest(),
     AnswerStored(3, "public.a", "public.b", "How?", "m", "0.0.0", 1e8, 1e9, b"{}"),

@@ -92,7 +92,7 @@ async def test_many_records_are_removed_beside_lookups() -> None:
     decisions = Decisions(None, shows_questions=True)
     for number in range(KEPT):
         ask, stored = (f"{tenant}.{number:032x}" for tenant in "ab")
-        request = LookupRequest(ask, "a.context", "Why?", 1.0, True)
+        request = LookupRequest("a.context", "Why?", 1.0, key=ask, serve=True)
         decision = Decision(True, 0.1)
         shown = SemanticDecision(
             id=0,

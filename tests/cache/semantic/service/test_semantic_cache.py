@@ -55,14 +55,14 @@ async def cache(minilm: Encoder) -> AsyncIterator[SemanticCache]:
 
 async def test_a_threshold_of_its_own_gets_the_nearest_neighbours_answer(cache: SemanticCache) -> None:
     """Whatever the other neighbours vote for: two that are a little farther have another answer."""
-    found = await cache.ask(LookupRequest("a.key", PARTITION, ASKED, 1.0, serve=True, threshold=0.95))
+    found = await cache.ask(LookupRequest(PARTITION, ASKED, 1.0, threshold=0.95, key="a.key", serve=True))
     assert isinstance(found, LookupHit)
     assert (found.entry, found.audit) == ("a.nearest", False)
     assert found.similarity == pytest.approx(0.96, abs=1e-3)
 
 
 async def test_a_threshold_above_the_nearest_similarity_gets_nothing(cache: SemanticCache) -> None:
-    found = await cache.ask(LookupRequest("a.key", PARTITION, ASKED, 1.0, serve=True, threshold=0.97))
+    found = await cache.ask(LookupRequest(PARTITION, ASKED, 1.0, threshold=0.97, key="a.key", serve=True))
     assert not isinstance(found, LookupHit)
 
 
