@@ -90,11 +90,11 @@ class Learner:
         judge_share: float = 1.0,
         shared: RecordLog | None = None,
     ) -> None:
+        self.embedder = embedder
         self.neighbours = neighbours
         self.labels = labels
         self.figures = ServiceMetrics()
         self.lookups = RunningLookups()
-        self._embedder = embedder
         self._answers = answers
         self._judge = judge
         self._judge_share = judge_share
@@ -188,7 +188,7 @@ class Learner:
             return
         vector = None if query is None else query.vector
         if vector is None:
-            vector = await self._embedder.embed(note.text)
+            vector = await self.embedder.embed(note.text)
         others = await self._comparable(note, vector, query)
         earlier = await self._earlier(note)
         record = Record(
@@ -358,7 +358,7 @@ class Learner:
             if record.namespace != fresh.namespace and compare_texts(fresh.text, [record.text]).place is not None:
                 kept = self.neighbours.confirm(record, fresh.namespace)
                 if kept is not None and self._log is not None:
-                    self._log.save(kept, await self._embedder.embed(kept.text), replaces=True)
+                    self._log.save(kept, await self.embedder.embed(kept.text), replaces=True)
 
     def _join(self, fresh: Record, judged: Sequence[Record], verdicts: Mapping[str, bool | None]) -> None:
         """Have names of equal answers joined, of the fresh one's tenant. The first verdict on a name counts."""

@@ -115,7 +115,7 @@ async def _running(config: Config, embedders: Embedders, judging: Embedder, serv
         works += [learner.work(), _maintain(cache, learner, store, config)]
         sharing = None
         if shared is not None and store is not None:
-            sharing = Sharing(shared, learner, patient, cache.report_wrong_answer)
+            sharing = Sharing(shared, learner, cache.report_wrong_answer)
             with contextlib.suppress(StoreUnavailable):  # it is learned later, by follow_purges
                 await store.sync_purges()
             works += [sharing.follow(), sharing.reembed(), store.follow_purges()]

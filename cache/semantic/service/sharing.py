@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 
 from cache.errors import StoreUnavailable
-from cache.semantic.embedding.embedder import Embedder
 from cache.semantic.embedding.errors import EmbeddingFailed
 from cache.semantic.service.learner import Learner
 from cache.semantic.service.lookups import Latest
@@ -32,14 +31,12 @@ class Sharing:
     `report_wrong_answer` is called with an entry whose served answer was wrong, maybe here.
     """
 
-    def __init__(
-        self, shared: RecordLog, learner: Learner, embedder: Embedder, report_wrong_answer: Callable[[str], object]
-    ) -> None:
+    def __init__(self, shared: RecordLog, learner: Learner, report_wrong_answer: Callable[[str], object]) -> None:
         self._log = shared
         self._neighbours = learner.neighbours
         self._labels = learner.labels
         self._lookups = learner.lookups
-        self._embedder = embedder
+        self._embedder = learner.embedder
         self._report_wrong_answer = report_wrong_answer
         self._seen: Latest[str, int] = Latest()
         self._position = "0-0"
