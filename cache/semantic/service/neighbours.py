@@ -88,7 +88,7 @@ class Neighbours:
         return kept
 
     async def remove(self, entries: Collection[str]) -> None:
-        gone = [record for entry in entries if (record := self.records.remove(entry)) is not None]
+        gone = [entry for entry in entries if self.records.remove(entry) is not None]
         self._removed(frozenset(entries))
         if gone:
             await self._run(self._drop, gone)
@@ -145,26 +145,29 @@ class Neighbours:
         for record, vector in records:
             self.index.add(record.partition, record.entry, vector, record.expires)
             if record.namespace in self._published:
-                self.index.add(f"{_COMMONS}.{record.context}", _COMMONS + record.entry, vector, record.expires)
+                self.index.add(_commons_of(record.partition), _COMMONS + record.entry, vector, record.expires)
             if _read.cache_info().currsize < _TEXTS_KEPT:  # of a million at the start only some fit
                 _read_ahead(record.text)
 
-    def _drop(self, records: Sequence[Record]) -> None:
-        for record in records:
-            self.index.remove(record.entry)
-            if record.namespace in self._published:
-                self.index.remove(_COMMONS + record.entry)
+    def _drop(self, entries: Sequence[str]) -> None:
+        for entry in entries:
+            self.index.remove(entry)
+            self.index.remove(_COMMONS + entry)
 
     def _search(self, partition: str, vector: Vector) -> list[tuple[str, float]]:
         now = time.time()
         found = self.index.search(partition, vector, NEIGHBOURS, now)
         if self._published:
-            context = partition.partition(".")[2]
-            found = found + self.index.search(f"{_COMMONS}.{context}", vector, NEIGHBOURS, now)
+            found = found + self.index.search(_commons_of(partition), vector, NEIGHBOURS, now)
         return found
 
     async def _run(self, work: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+
+def _commons_of(partition: str) -> str:
+    """The partition of the index with the published records of all tenants, in the same context."""
+    return f"{_COMMONS}.{partition.partition('.')[2]}"
 
 
 def compare_texts(text: str, questions: Sequence[str]) -> TextComparison:

@@ -56,11 +56,6 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def namespace(self) -> str:
         return namespace_of(self.entry)
 
-    @property
-    def context(self) -> str:
-        """The partition without its tenant."""
-        return self.partition.partition(".")[2]
-
 
 class Records:
     """All records by entry, the least recently used first, by normal form, and by when they expire."""
