@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from cache.semantic.inspection.decisions import WatchedDecision
 from cache.semantic.messages import LookupRequest
 from cache.semantic.policy.policy import Decision, Evidence
+from cache.semantic.service.records import Vector
 
 _MOST = 4096
 _MAX_SECONDS = 0.05
@@ -43,7 +41,7 @@ class Query:
 
     ask: LookupRequest
     entry: str
-    vector: npt.NDArray[np.float32] | None = None
+    vector: Vector | None = None
     evidence: Evidence | None = None
     decision: Decision | None = None
     watched: WatchedDecision | None = None
