@@ -124,7 +124,7 @@ async def _running(config: Config, embedders: Embedders, judging: Embedder, serv
         def describe() -> Stats | Refused:
             if not config.model_url and embedder.seconds_under_way > _STUCK_SECONDS:
                 return Refused("the embedding model does not answer")
-            return Stats(_figures(learner, judge, embedders, sharing, shared))
+            return Stats(_figures(learner, judge, embedders, sharing))
 
         async with asyncio.TaskGroup() as group:  # a task that fails ends the process, which the gateway starts again
             running = [group.create_task(work) for work in works]
@@ -135,9 +135,9 @@ async def _running(config: Config, embedders: Embedders, judging: Embedder, serv
                 service.end()
                 for task in running:
                     task.cancel()
-        if shared is not None and sharing is not None:
+        if sharing is not None:
             with contextlib.suppress(StoreUnavailable):
-                await shared.flush()
+                await sharing.log.flush()
                 await sharing.save()
 
 
@@ -161,9 +161,7 @@ async def _maintain(cache: SemanticCache, learner: Learner, store: ExactCache | 
             cache.decisions.forget_texts()
 
 
-def _figures(
-    learner: Learner, judge: Judge, embedders: Embedders, sharing: Sharing | None, shared: RecordLog | None
-) -> dict[str, object]:
+def _figures(learner: Learner, judge: Judge, embedders: Embedders, sharing: Sharing | None) -> dict[str, object]:
     index, labels = learner.neighbours.index, learner.labels
     return {
         "model": embedders.lookups.model.name,
@@ -175,8 +173,8 @@ def _figures(
         "recall_compared": index.recall.compared,
         "loaded": sharing is None or sharing.loaded,
         "reembedding": {"left": 0, "done": 0, "failed": 0} if sharing is None else sharing.reembedding(),
-        "writes_dropped": 0 if shared is None else shared.dropped,
-        "corrupt_records": 0 if shared is None else shared.corrupt,
+        "writes_dropped": 0 if sharing is None else sharing.log.dropped,
+        "corrupt_records": 0 if sharing is None else sharing.log.corrupt,
         "labels_of_other_versions": labels.of_other_versions.total(),
         "judge_failures": judge.failures,
         "judge": labels.errors.figures(),
