@@ -55,8 +55,7 @@ async def _serve(config: Config) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop)
 
-    models = Path(config.models)
-    async with open_service(config, lambda model, prompt: load_encoder(model, models, prompt=prompt)):
+    async with open_service(config, lambda model, prompt: load_encoder(model, Path(config.models), prompt)):
         is_ready = True
         await stopped.wait()
 

@@ -40,8 +40,6 @@ from cache.stores.memory import MemoryStore
 from cache.stores.redis_store import open_redis_store, open_topology
 from telemetry.tracing.opening import open_tracing
 
-Load = Callable[[str, str | None], Encoder]
-
 _SERVICE = "keepgate-semantic-cache"
 _STORE_DEADLINE = 2.0
 _TICK = 0.5
@@ -51,7 +49,7 @@ _SHARE_FOR_WAITING = 0.5
 
 
 @asynccontextmanager
-async def open_service(config: Config, load: Load) -> AsyncIterator[Service]:
+async def open_service(config: Config, load: Callable[[str, str | None], Encoder]) -> AsyncIterator[Service]:
     """A service that listens at once and answers as soon as its model is there.
 
     `load` blocks until it has loaded a model, by its name or folder and its prompt. Raises ModelUnusable if the
