@@ -27,7 +27,6 @@ class Encoder(Protocol):
         A text is truncated as in the model's own pipeline. The row of a text without a direction (zero, not finite) is
         NaN. The last bits of a vector may depend on the other texts.
         """
-        ...
 
 
 def unit(vectors: Vectors) -> Vectors:
