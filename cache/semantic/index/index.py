@@ -43,7 +43,6 @@ class VectorIndex:
     ) -> None:
         faiss.omp_set_num_threads(1)
         self._table = RowTable(dimensions)
-        self._batch = thresholds.batch
         self._partitions: dict[str, Partition] = {}
         self._by_number: dict[int, Partition] = {}
         self._numbers = itertools.count(1)
@@ -89,7 +88,6 @@ class VectorIndex:
                 self._partitions[partition] = self._by_number[owner.number] = owner
             row = self._row_of[entry] = self._table.add(entry, owner.number, vector, expires)
             owner.flat.append(row)
-            owner.move_batch(self._table, self._batch)
             self._builder.note(owner, row)
 
     def remove(self, entry: str) -> bool:
