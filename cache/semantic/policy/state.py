@@ -25,9 +25,6 @@ class _Frame(msgspec.Struct, frozen=True, array_like=True):
     content: msgspec.Raw
 
 
-_decoder = msgspec.msgpack.Decoder(_Frame)
-
-
 def freeze(kind: str, content: Any) -> bytes:
     """Version, kind and content in MessagePack, with a checksum."""
     return with_checksum(_MAGIC, _encoder.encode((VERSION, kind, content)))
@@ -39,7 +36,7 @@ def thaw(data: bytes, kind: str, of: type[T]) -> T:
     A number within limits is finite: msgspec refuses NaN there. Arrays are of float64, and of any shape and numbers.
     """
     try:
-        frame = _decoder.decode(checked_payload(_MAGIC, data))
+        frame = msgspec.msgpack.decode(checked_payload(_MAGIC, data), type=_Frame)
         if frame.version != VERSION:
             raise OtherVersion(kind, frame.version)
         if frame.kind != kind:

@@ -13,8 +13,6 @@ from cache.semantic.policy.state import OtherVersion, UnusableState, freeze, tha
 
 log = logging.getLogger(__name__)
 
-_decode = msgspec.msgpack.Decoder(tuple[str, bytes]).decode
-
 
 class Labels:
     """A policy and its labels, and the errors of the judge and the pairs that show them.
@@ -44,7 +42,7 @@ class Labels:
     def take(self, data: bytes) -> None:
         """Learns what `encode` of any process wrote; ignores what cannot be used here."""
         try:
-            name, learned = _decode(data)
+            name, learned = msgspec.msgpack.decode(data, type=tuple[str, bytes])
             for of, (own_name, kind, _) in self._learners.items():
                 if name == own_name:
                     self.learn(thaw(learned, kind, of))
