@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from cache.semantic.embedding.encoder import Encoder, Vectors
 from cache.semantic.embedding.errors import EmbeddingFailed
@@ -66,7 +65,7 @@ class _Waiting:
     def __init__(self, text: str) -> None:
         loop = asyncio.get_running_loop()
         self.text = text
-        self.vector: asyncio.Future[npt.NDArray[np.float32]] = loop.create_future()
+        self.vector: asyncio.Future[Vectors] = loop.create_future()
         # A longer text is truncated, by most models.
         self.tokens = min(MAX_TOKENS, len(text) // _CHARACTERS_OF_TOKEN + 2)
         # The lowest rank goes first: earlier before later, short before long, without starvation.
@@ -102,7 +101,7 @@ class Embedder:
         # The clock of uvloop's loop has a resolution of a millisecond, in which a short text is computed.
         return time.monotonic() - self._began
 
-    async def embed(self, text: str) -> npt.NDArray[np.float32]:
+    async def embed(self, text: str) -> Vectors:
         """The unit vector of a text, float32 [dimensions].
 
         Raises EmbeddingFailed if the model gives no vector, and at once if it is known to be unavailable or the text
