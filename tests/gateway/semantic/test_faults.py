@@ -110,10 +110,10 @@ async def test_a_killed_process_fails_no_request_and_is_replaced(
 
     assert child() != first
 
-    async def has_entries() -> bool:
-        return await entries(client) > 0
+    async def is_loaded() -> bool:
+        return bool(await figure(client, "loaded"))
 
-    await until(has_entries, STARTS_WITHIN, every=0.05)
+    await until(is_loaded, STARTS_WITHIN, every=0.05)
     answer = await client.post(chat(AGAIN))
     assert (answer.headers["x-keepgate-layer"], answer.text) == ("semantic", ANSWER)
 

@@ -74,7 +74,7 @@ async def filled(semantic: SemanticStage, mock: MockUpstream, valkey: Valkey, qu
 
 async def on(semantic: SemanticStage, mock: MockUpstream, valkey: Valkey, encoder: Encoder, **settings: Any) -> Client:
     """A gateway on a service with this model."""
-    service = await semantic.service(valkey.url, encoder=encoder, **{**SERVES_ALL, **settings})
+    service = await semantic.service(valkey.url, encoder=encoder, **{**SERVES_ALL, "deadline": 5.0, **settings})
     return await semantic.gateway(mock, redis=valkey.url, service=service)
 
 
