@@ -4,7 +4,7 @@
 figures are on a page per subject.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,9 +23,6 @@ _PAGES = {
     "quantization": ("quantization", "Quantised weights"),
 }
 """The page and its title of each folder of figures."""
-
-
-_MOST_DIGITS = 16
 
 
 class Headline(NamedTuple):
@@ -305,18 +302,21 @@ def _beside(rows: Sequence[Row]) -> list[str]:
 
 
 def _quantity(row: Row) -> str:
-    """With as many more digits as it needs where a target that is not met would look met."""
+    """With as many more decimals as it needs where a target that is not met would look met."""
     shown = _with_unit(row.measured, row)
-    if row.target is not None and row.is_met is False:
-        target, digits = _with_unit(row.target.value, row), 3
-        while shown == target and digits < _MOST_DIGITS:
-            shown, digits = _with_unit(row.measured, row, f"{{:.{digits}g}}".format), digits + 1
+    if row.target is not None and row.is_met is False and shown == _with_unit(row.target.value, row):
+        factor = 100 if row.unit == "share" else 1
+        decimals = len(_number(factor * row.target.value).partition(".")[2])
+        while row.target.is_met_by(round(factor * row.measured, decimals) / factor):
+            decimals += 1
+        return _with_unit(row.measured, row, decimals)
     return shown
 
 
-def _with_unit(value: float, row: Row, written: Callable[[float], str] | None = None) -> str:
-    number = (written or _number)(100 * value if row.unit == "share" else value)
-    return f"{number} {'%' if row.unit == 'share' else row.unit}".strip()
+def _with_unit(value: float, row: Row, decimals: int | None = None) -> str:
+    number = 100 * value if row.unit == "share" else value
+    written = _number(number) if decimals is None else f"{number:,.{decimals}f}"
+    return f"{written} {'%' if row.unit == 'share' else row.unit}".strip()
 
 
 def _target(row: Row) -> str:

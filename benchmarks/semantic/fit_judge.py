@@ -36,9 +36,9 @@ Floats = npt.NDArray[np.float64]
 # on any data. A copy that says something else was found out before, so likeness of words counts against both.
 _SIGNS = {
     "cosine": 1,
-    "words of the shorter": 1,
+    "shared words": 1,
     "shared numbers": 1,
-    "negations of one": -1,
+    "difference in negations": -1,
     "a copy": -1,
 }
 # There are many more pairs of some kinds than of others, and some matter more: each pair's weight. The answers of one

@@ -119,7 +119,8 @@ _METHOD = """\
 Labelled answers as ordered pairs (fresh, cached): the groups of benchmarks/data/answers.jsonl that the judge was not
 fitted to ("held out"), those of answers-later.jsonl ("written later"), and those of answers-afterwards.jsonl ("written
 afterwards"). Only the coefficients are fitted without the first two: features, weights and the limit were chosen with a
-view of both. Nothing was chosen with a view of the third, which was written when the judge was finished.
+view of both. The third was written after that, from a description of the form alone; with a view of it the count of
+negations was added since, and earlier weights and the earlier limit taken up again.
 Recall is the share of the pairs that say the same which are called so, false same that of the others; both at the limit
 that was fitted to the other groups, above which lies one of 200 different answers to near questions. A model's wordings
 are its answers to several wordings of a question; free wordings are as unlike as four people's. Near questions differ

@@ -17,7 +17,7 @@ FILE = _DATA / "answers.jsonl"
 LATER_FILE = _DATA / "answers-later.jsonl"
 """Never fitted to; but features, weights and limit of the judge were chosen with a view of what they give here."""
 AFTERWARDS_FILE = _DATA / "answers-afterwards.jsonl"
-"""Written when the judge was finished, from a description of the form alone."""
+"""Written from a description of the form alone, before the judge counted negations, and never fitted to."""
 UNREPEATABLE_FILE = _DATA / "answers-unrepeatable.jsonl"
 """Answers that are no function of their question: of a group all to one question, and each says something else."""
 

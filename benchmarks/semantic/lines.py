@@ -62,8 +62,8 @@ Lines of the Python code of cache/semantic, without blanks, comments and docstri
 and in {before:.8}, the last one in which lists of English words compared texts. "Without what is new" leaves out the
 files and definitions that are for what it could not do; each purpose has a row at the end. (The simulation of streams
 was among the benchmarks then.) Of functions that do both all lines count. What that version did and this one does not,
-such as the policy vCache and the export to ONNX Runtime, is taken off neither: to do without is a way to fewer lines.
-The list of English words and the C++ of the compiled encoder are counted nowhere."""
+such as the policy vCache and the export to ONNX Runtime, is not taken off the count before: leaving something out is
+one way to have fewer lines. The list of English words and the C++ of the compiled encoder are counted nowhere."""
 
 
 async def measure(quick: bool) -> Figure:

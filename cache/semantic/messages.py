@@ -29,9 +29,9 @@ _LENGTH_BYTES = 4
 
 
 class QuestionRequest(msgspec.Struct, frozen=True, array_like=True):
-    """What is asked of a question: see `LookupRequest` and `ExplainRequest`.
+    """What a lookup and an explanation have in common.
 
-    `max_risk` is what the client allows, from 0 to 1. With a `threshold` above 0, it alone decides: see
+    `max_risk`, from 0 to 1, is the most risk that the client allows. With a `threshold` above 0, it alone decides: see
     `ThresholdPolicy`.
     """
 

@@ -188,6 +188,8 @@ def test_a_target_that_is_nearly_met_does_not_look_met(results: Path) -> None:
     rows = (
         Row(what="recall", unit="", rounds=(0.5982,), target=Target("least", 0.6)),
         Row(what="wrong", unit="share", rounds=(0.012504,), target=Target("most", 0.0125)),
+        Row(what="nearer", unit="", rounds=(0.59997,), target=Target("least", 0.6)),
+        Row(what="long", unit="ms", rounds=(1000.4,), target=Target("most", 1000.0)),
         Row(what="near", unit="", rounds=(0.6018,), target=Target("least", 0.6)),
     )
     save(measurement("memory", *rows), results)
@@ -195,6 +197,8 @@ def test_a_target_that_is_nearly_met_does_not_look_met(results: Path) -> None:
 
     assert "| recall | ≥ 0.60 | 0.598 |" in text
     assert "| wrong | ≤ 1.25 % | 1.2504 % |" in text
+    assert "| nearer | ≥ 0.60 | 0.59997 |" in text
+    assert "| long | ≤ 1,000 ms | 1,000.4 ms |" in text
     assert "| near | ≥ 0.60 | 0.60 |" in text
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cache.semantic.embedding.encoder import Encoder, Vectors
+from cache.semantic.embedding.encoder import Encoder, Vector, Vectors
 from cache.semantic.embedding.errors import EmbeddingFailed
 from cache.semantic.embedding.server import EmbeddingServer, ServerModel, open_models
 from cache.stores.breaker import Breaker
@@ -65,7 +65,7 @@ class _Waiting:
     def __init__(self, text: str) -> None:
         loop = asyncio.get_running_loop()
         self.text = text
-        self.vector: asyncio.Future[Vectors] = loop.create_future()
+        self.vector: asyncio.Future[Vector] = loop.create_future()
         # A longer text is truncated, by most models.
         self.tokens = min(MAX_TOKENS, len(text) // _CHARACTERS_OF_TOKEN + 2)
         # The lowest rank goes first: earlier before later, short before long, without starvation.
@@ -101,7 +101,7 @@ class Embedder:
         # The clock of uvloop's loop has a resolution of a millisecond, in which a short text is computed.
         return time.monotonic() - self._began
 
-    async def embed(self, text: str) -> Vectors:
+    async def embed(self, text: str) -> Vector:
         """The unit vector of a text, float32 [dimensions].
 
         Raises EmbeddingFailed if the model gives no vector, and at once if it is known to be unavailable or the text

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 Vectors = npt.NDArray[np.float32]
+Vector = npt.NDArray[np.float32]
 
 _MIN_NORM = 1e-12
 _BATCH = 256

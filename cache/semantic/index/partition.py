@@ -170,7 +170,9 @@ class ListBuilder:
         """Partitions whose lists are being made, or wait for it, with the rows that came or went meanwhile."""
 
     def note(self, partition: Partition, row: int) -> None:
-        """Takes note that a row came into `flat` or left the partition. The caller holds the lock."""
+        """Takes note that a row came into `flat` or left the partition, and moves a batch of `flat` into the lists if
+        there is one. The caller holds the lock.
+        """
         partition.move_batch(self._table, self._thresholds.batch)
         if partition in self._changed:
             self._changed[partition].append(row)

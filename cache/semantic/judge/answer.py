@@ -38,7 +38,8 @@ class Answer(NamedTuple):
 
     `passages` are its text without Markdown, cut to what an embedding model reads at once. `words` are all words in
     their order, and `counts` how often each occurs. `numbers` are in one form ("1,000" is "1000", "18:00" is "18").
-    `negations` is how many words are one, in the languages that are known for theirs.
+    `negations` is how many words are in NEGATIONS or end with "n't"; Chinese and Japanese ones are not found, since
+    those texts are not divided into words here.
     """
 
     passages: tuple[str, ...]
@@ -50,7 +51,7 @@ class Answer(NamedTuple):
     @classmethod
     def of(cls, text: str) -> "Answer":
         """Read `text`, of at most MAX_CHARACTERS."""
-        plain = _RANGE.sub(" to ", _EMPHASIS.sub("", _MARKER.sub("", text))).strip()
+        plain = _RANGE.sub(" to ", _EMPHASIS.sub("", _MARKER.sub("", unicodedata.normalize("NFC", text)))).strip()
         words = tuple(word.casefold() for word in _WORD.findall(plain))
         # A sign counts: options of commands have one.
         numbers = frozenset(_number(found) for found in _NUMBER.findall(_THOUSANDS.sub("", plain)))

@@ -45,7 +45,7 @@ class EmbeddingJudge:
     Reading and comparing run in a thread, so that no event loop waits. Use it from one event loop.
 
     Args:
-        kept: how many read and embedded answers are cached, some 20 bytes for each of their characters.
+        kept: how many read and embedded answers are cached, 2 KB and some 20 bytes for each of their characters.
     """
 
     def __init__(self, embedder: Embedder, kept: int = 512) -> None:
@@ -119,16 +119,17 @@ def compared(asked: Answer, fresh: Read, cached: Read) -> dict[str, float]:
     """Evidence for and against the equality of two answers, by the names of the coefficients.
 
     `asked` is the question that `fresh` answers; `cached` may be the answer to another one. Words and numbers of the
-    question are in any answer to it, and prove nothing.
+    question are in any answer to it, and prove nothing. "shared words" is the share of the words of the shorter answer,
+    by weight.
     """
     ours, theirs = fresh.answer, cached.answer
     our_words, their_words = ours.counts.keys() - asked.counts.keys(), theirs.counts.keys() - asked.counts.keys()
     common = _weight(our_words & their_words)
     return {
         "cosine": float(fresh.embedding @ cached.embedding),
-        "words of the shorter": common / max(1, min(_weight(our_words), _weight(their_words))),
+        "shared words": common / max(1, min(_weight(our_words), _weight(their_words))),
         "shared numbers": math.log1p(len((ours.numbers & theirs.numbers) - asked.numbers)),
-        "negations of one": math.log1p(abs(ours.negations - theirs.negations)),
+        "difference in negations": math.log1p(abs(ours.negations - theirs.negations)),
         "a copy": max(0.0, _shared(ours, theirs) - _HALF_COPY),
     }
 

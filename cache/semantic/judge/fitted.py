@@ -5,9 +5,9 @@ from typing import Final
 INTERCEPT: Final = -12.396
 COEFFICIENTS: Final = {
     "cosine": 13.846,
-    "words of the shorter": 2.611,
+    "shared words": 2.611,
     "shared numbers": 1.640,
-    "negations of one": -1.288,
+    "difference in negations": -1.288,
     "a copy": -6.082,
 }
 SAME_ABOVE: Final = 1.273

@@ -174,8 +174,7 @@ class Policy(Protocol):
         """
 
     def assess(self, evidence: Evidence, max_risk: float = 1.0) -> Decision:
-        """What `decide` would say, without an audit. Changes nothing, as deciding does not where nothing is spent."""
-        return self.decide(evidence, max_risk)
+        """What `decide` would say, without an audit. Changes nothing."""
 
     def reason(self, evidence: Evidence, decision: Decision, max_risk: float) -> str:
         """A sentence for an operator that says why `assess` has just returned this decision."""
@@ -251,6 +250,9 @@ class ThresholdPolicy(Policy):
         if max_risk < 1.0 or evidence.similarity < self._threshold:
             return Decision(False, None, refusal="max-risk" if max_risk < 1.0 else "similarity")
         return Decision(True, None, audit=compares, audit_chance=float(compares))
+
+    def assess(self, evidence: Evidence, max_risk: float = 1.0) -> Decision:
+        return self.decide(evidence, max_risk)
 
     def reason(self, evidence: Evidence, decision: Decision, max_risk: float) -> str:
         if max_risk < 1.0:

@@ -16,6 +16,7 @@ import msgspec
 from cache.entries.key import namespace_of
 from cache.errors import CacheError, StoreUnavailable
 from cache.semantic.embedding.embedder import Embedder
+from cache.semantic.embedding.encoder import Vector
 from cache.semantic.judge.answer import class_of
 from cache.semantic.judge.error_rates import JudgedPair
 from cache.semantic.judge.judge import Judge
@@ -28,13 +29,13 @@ from cache.semantic.service.labels import Labels
 from cache.semantic.service.lookups import Query, RunningLookups, ServiceMetrics
 from cache.semantic.service.neighbours import AT_ONCE, Neighbours, compare_texts
 from cache.semantic.service.record_log import RecordLog
-from cache.semantic.service.records import Record, Vector
+from cache.semantic.service.records import Record
 
 log = logging.getLogger(__name__)
 
 _MAX_WAITING = 1000
 _JUDGED_AT_ONCE = 4
-_LOOKED_AT_AT_ONCE = 1000
+_CHECKED_AT_ONCE = 1000
 # A record should be stored with its group of equal answers. So an idle judge is waited for, at most so many seconds,
 # while no more than so many answers wait to be stored.
 _PATIENCE = 0.5
@@ -165,8 +166,8 @@ class Learner:
     async def discard(self, is_unwanted: Callable[[Record], bool]) -> None:
         """Remove records that other processes remove by themselves, while lookups go on, but none of a newer answer."""
         records = list(self.neighbours.records)
-        for start in range(0, len(records), _LOOKED_AT_AT_ONCE):
-            unwanted = list(filter(is_unwanted, records[start : start + _LOOKED_AT_AT_ONCE]))
+        for start in range(0, len(records), _CHECKED_AT_ONCE):
+            unwanted = list(filter(is_unwanted, records[start : start + _CHECKED_AT_ONCE]))
             for first in range(0, len(unwanted), AT_ONCE):
                 some = unwanted[first : first + AT_ONCE]
                 if entries := [record.entry for record in some if not self._is_replaced(record)]:

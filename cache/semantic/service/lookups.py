@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from cache.semantic.embedding.encoder import Vector
 from cache.semantic.inspection.decisions import WatchedDecision
 from cache.semantic.messages import LookupRequest
 from cache.semantic.policy.policy import Decision, Evidence
-from cache.semantic.service.records import Vector
 
 _MOST = 4096
 _MAX_SECONDS = 0.05

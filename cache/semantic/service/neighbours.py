@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
 from cache.entries.key import namespace_of
+from cache.semantic.embedding.encoder import Vector
 from cache.semantic.index.index import VectorIndex
 from cache.semantic.policy.policy import NEIGHBOURS, Evidence
-from cache.semantic.service.records import Record, Records, Vector
+from cache.semantic.service.records import Record, Records
 from cache.semantic.wording.comparison import TextComparison, compare
 from cache.semantic.wording.language import language_of
 from cache.semantic.wording.text import Text
@@ -24,7 +25,7 @@ _SEARCHED_AT_ONCE = 20_000
 _COMPARED_AT_ONCE = 2_000
 AT_ONCE = 16
 """Records that come or go while lookups wait: their normal forms take a millisecond."""
-_COMMONS = "*"
+_PUBLISHED = "*"
 
 
 class Neighbour(NamedTuple):
@@ -102,8 +103,8 @@ class Neighbours:
         own = namespace_of(partition)
         near: dict[str, Neighbour] = {}
         for entry, similarity in found:
-            record = self.records.get(entry.removeprefix(_COMMONS))
-            if record is None or not self._is_current(record) or (entry[0] == _COMMONS and record.namespace == own):
+            record = self.records.get(entry.removeprefix(_PUBLISHED))
+            if record is None or not self._is_current(record) or (entry[0] == _PUBLISHED and record.namespace == own):
                 continue
             near.setdefault(record.entry, Neighbour(record, similarity))
         return sorted(near.values(), key=lambda neighbour: -neighbour.similarity)
@@ -145,29 +146,31 @@ class Neighbours:
         for record, vector in records:
             self.index.add(record.partition, record.entry, vector, record.expires)
             if record.namespace in self._published:
-                self.index.add(_commons_of(record.partition), _COMMONS + record.entry, vector, record.expires)
+                self.index.add(
+                    _published_partition(record.partition), _PUBLISHED + record.entry, vector, record.expires
+                )
             if _read.cache_info().currsize < _TEXTS_KEPT:  # of a million at the start only some fit
                 _read_ahead(record.text)
 
     def _drop(self, entries: Sequence[str]) -> None:
         for entry in entries:
             self.index.remove(entry)
-            self.index.remove(_COMMONS + entry)
+            self.index.remove(_PUBLISHED + entry)
 
     def _search(self, partition: str, vector: Vector) -> list[tuple[str, float]]:
         now = time.time()
         found = self.index.search(partition, vector, NEIGHBOURS, now)
         if self._published:
-            found = found + self.index.search(_commons_of(partition), vector, NEIGHBOURS, now)
+            found = found + self.index.search(_published_partition(partition), vector, NEIGHBOURS, now)
         return found
 
     async def _run(self, work: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
 
-def _commons_of(partition: str) -> str:
+def _published_partition(partition: str) -> str:
     """The partition of the index with the published records of all tenants, in the same context."""
-    return f"{_COMMONS}.{partition.partition('.')[2]}"
+    return f"{_PUBLISHED}.{partition.partition('.')[2]}"
 
 
 def compare_texts(text: str, questions: Sequence[str]) -> TextComparison:

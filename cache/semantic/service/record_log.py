@@ -20,7 +20,8 @@ import msgspec
 from redis.exceptions import RedisError
 
 from cache.errors import CorruptEntry, StoreUnavailable, Undecryptable
-from cache.semantic.service.records import Record, Vector, decode_record, encode_record
+from cache.semantic.embedding.encoder import Vector
+from cache.semantic.service.records import Record, decode_record, encode_record
 from cache.stores.breaker import Breaker
 from cache.stores.encryption import Encryption
 from cache.stores.redis_connections import Command

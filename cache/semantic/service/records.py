@@ -8,16 +8,14 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from cache.entries.checksum import checked_payload, with_checksum
 from cache.entries.key import namespace_of
 from cache.errors import CorruptEntry
+from cache.semantic.embedding.encoder import Vector
 from cache.semantic.judge.answer import AnswerClass
 from cache.semantic.messages import MAX_TEXT
 from cache.semantic.normal_form.normal_form import normal_form
-
-Vector = npt.NDArray[np.float32]
 
 _MAGIC = b"KGS1"
 # Records that expire within the same seconds are found expired together, when these are over.

@@ -8,13 +8,14 @@ import time
 from cache.entries.key import namespace_of
 from cache.semantic import messages
 from cache.semantic.embedding.embedder import Embedder
+from cache.semantic.embedding.encoder import Vector
 from cache.semantic.inspection.decisions import Decisions
 from cache.semantic.judge.repeatability import is_unrepeatable, repeatable
 from cache.semantic.policy.policy import LEAST_COMPARED, NEIGHBOURS, Decision, Policy, ThresholdPolicy
 from cache.semantic.service.learner import Learner
 from cache.semantic.service.lookups import Latest, Query
 from cache.semantic.service.neighbours import Candidate, Neighbour, candidate_of
-from cache.semantic.service.records import Record, Vector
+from cache.semantic.service.records import Record
 
 _LONG_TEXT = 120
 # A repeat within this time counts as a rejection of the served answer.

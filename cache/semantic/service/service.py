@@ -135,7 +135,7 @@ async def _running(config: Config, embedders: Embedders, judging: Embedder, serv
                     task.cancel()
         if sharing is not None:
             with contextlib.suppress(StoreUnavailable):
-                await sharing.log.flush()
+                await sharing.shared.flush()
                 await sharing.save()
 
 
@@ -171,8 +171,8 @@ def _figures(learner: Learner, judge: Judge, embedders: Embedders, sharing: Shar
         "recall_compared": index.recall.compared,
         "loaded": sharing is None or sharing.loaded,
         "reembedding": {"left": 0, "done": 0, "failed": 0} if sharing is None else sharing.reembedding(),
-        "writes_dropped": 0 if sharing is None else sharing.log.dropped,
-        "corrupt_records": 0 if sharing is None else sharing.log.corrupt,
+        "writes_dropped": 0 if sharing is None else sharing.shared.dropped,
+        "corrupt_records": 0 if sharing is None else sharing.shared.corrupt,
         "labels_of_other_versions": labels.of_other_versions.total(),
         "judge_failures": judge.failures,
         "judge": labels.errors.figures(),

@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable
 
 from cache.errors import StoreUnavailable
+from cache.semantic.embedding.encoder import Vector
 from cache.semantic.embedding.errors import EmbeddingFailed
 from cache.semantic.service.learner import Learner
 from cache.semantic.service.lookups import Latest
 from cache.semantic.service.record_log import Event, RecordLog
-from cache.semantic.service.records import Record, Vector
+from cache.semantic.service.records import Record
 from cache.stores.redis_replies import is_after
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ class Sharing:
     """
 
     def __init__(self, shared: RecordLog, learner: Learner, report_wrong_answer: Callable[[str], object]) -> None:
-        self.log = shared
+        self.shared = shared
         self._neighbours = learner.neighbours
         self._labels = learner.labels
         self._lookups = learner.lookups
@@ -58,32 +59,32 @@ class Sharing:
         """Runs for as long as the cache is used; what cannot be read now is read when Redis is back."""
         while True:
             try:
-                await self.log.make_room(self._labels.name)
+                await self.shared.make_room(self._labels.name)
                 if not self.loaded:
                     await self._load()
                 while True:
-                    await self._apply(await self.log.since(self._position))
+                    await self._apply(await self.shared.since(self._position))
                     if time.monotonic() - self._saved[1] >= _SAVE_SECONDS:
                         await self.save()
-                        await self.log.sweep()
+                        await self.shared.sweep()
             except StoreUnavailable:
-                await self.log.wait_available()
+                await self.shared.wait_available()
 
     async def save(self) -> None:
         """Stores the policy's state. Raises StoreUnavailable."""
         count = self._labels.count
         if count != self._saved[0]:
-            await self.log.keep_learned(self._labels.name, self._position, self._labels.snapshot())
+            await self.shared.keep_learned(self._labels.name, self._position, self._labels.snapshot())
         self._saved = (count, time.monotonic())
 
     async def _load(self) -> None:
         """In this order: an event that comes while records are read is applied after them."""
-        learned = await self.log.learned(self._labels.name)
+        learned = await self.shared.learned(self._labels.name)
         if learned is not None and self._labels.restore(learned[1]):
             self._position = learned[0]
-        self._loaded_at = await self.log.newest()
+        self._loaded_at = await self.shared.newest()
         began = time.monotonic()
-        async for page in self.log.load():
+        async for page in self.shared.load():
             await self._take_over(page)
         self.loaded = True
         log.info("%d answered questions from redis in %.1f s", len(self._neighbours.records), time.monotonic() - began)
@@ -92,12 +93,12 @@ class Sharing:
         news = [
             event
             for position, event in events
-            if event is not None and event.origin != self.log.origin and is_after(position, self._loaded_at)
+            if event is not None and event.origin != self.shared.origin and is_after(position, self._loaded_at)
         ]
         # Only the last change of an entry counts.
         last = {event.entry: event.kind for event in news if event.kind in ("put", "remove")}
         put = [entry for entry, kind in last.items() if kind == "put"]
-        await self._take_over(await self.log.records(put))  # after a failure they are read again
+        await self._take_over(await self.shared.records(put))  # after a failure they are read again
         await self._neighbours.remove(last.keys() - put)
         for event in news:
             if event.kind == "wrong":
@@ -126,7 +127,7 @@ class Sharing:
             try:
                 await self._complete([entry for entry, _ in some])
             except StoreUnavailable:
-                await self.log.wait_available()
+                await self.shared.wait_available()
                 continue
             self._incomplete.difference_update(some)
             if not self._incomplete:
@@ -136,7 +137,7 @@ class Sharing:
     async def _complete(self, entries: list[str]) -> None:
         """Raises StoreUnavailable."""
         # Read again: another process may have computed some.
-        stored = await self.log.records([entry for entry in entries if self._neighbours.records.get(entry)])
+        stored = await self.shared.records([entry for entry in entries if self._neighbours.records.get(entry)])
         await self._neighbours.complete([(record, vector) for record, vector in stored if vector is not None])
         lacking = [record for record, vector in stored if vector is None]
         async with asyncio.TaskGroup() as tasks:
@@ -146,7 +147,7 @@ class Sharing:
         for record, vector in await self._neighbours.complete(computed):
             self._reembedded += 1
             if record.created < self._began:  # else it is of a process that runs now, with the other model
-                self.log.save(record, vector, replaces=True, announced=False)
+                self.shared.save(record, vector, replaces=True, announced=False)
 
     async def _embedded(self, text: str) -> Vector | None:
         """None if the model gives no vector of this text; waits while its server is down."""

@@ -14,7 +14,7 @@ from cache.semantic.normal_form.english import spelling
 
 # Scripts that do not divide words: Thai to Burmese, Khmer, Chinese and Japanese. Each sign counts as a word.
 _UNDIVIDED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-# One sign for what keyboards and phones write in several ways, and for the one mark that is a letter in lower case.
+# One sign for what keyboards and phones write in several ways, and for the one mark that case folding makes a letter.
 _PLAIN_SIGNS = str.maketrans("\u2019\u2018\u02bc\u2013\u0345", "'''-\u03b9", "\u00ad\u200b\ufeff")
 # A minus, a product, a bracket or a factorial beside a digit, and an option of a command: -20, 10 - 2, 5!, rm -f.
 _OPERATOR = r"(?:(?<=\d)|(?<=\d\s))[-*()!]|[-*()](?=\s?\d)|(?<!\S)-(?=\w)|(?<!\S)\*(?!\S)"

@@ -107,6 +107,30 @@ async def test_the_same_facts_in_other_words_are_the_same(
     assert await said(EmbeddingJudge(vectors), question, fresh, [cached]) > [SAME_ABOVE]
 
 
+async def test_a_negation_more_is_evidence_against(vectors: Vectors) -> None:
+    """Of two wordings as far from an answer, that which denies it scores lower."""
+    judge = EmbeddingJudge(vectors)
+    fresh = "Eat and drink as you like before the test, and take your medicines as usual."
+    same = "Before the blood test you can eat, drink and take all your usual medicines."
+    other = "Before the blood test you must not eat, not drink and never take your usual medicines."
+    one, two = [(await said(judge, "What about my blood test?", fresh, [text]))[0] for text in (same, other)]
+    assert one > two + 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("You can't, and never could.", 2),
+        ("Nein, nicht ohne Karte.", 2),
+        ("Na\u0303o, sem cart\u00e3o.", 2),
+        ("Yes.", 0),
+    ],
+)
+def test_negations_are_counted_in_several_languages(text: str, count: int) -> None:
+    """Contractions and letters written as two signs count as well."""
+    assert Answer.of(text).negations == count
+
+
 async def test_an_answer_to_something_else_is_different(vectors: Vectors) -> None:
     """Answers that have nothing in common are far from the same."""
     fresh = "The capital of Australia is Canberra."

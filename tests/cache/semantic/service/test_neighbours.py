@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cache.semantic.embedding.encoder import Vector
 from cache.semantic.index.index import VectorIndex
 from cache.semantic.index.partition import Thresholds
 from cache.semantic.inspection.decisions import KEPT, Decisions
@@ -14,7 +15,7 @@ from cache.semantic.messages import LookupRequest, SemanticDecision
 from cache.semantic.normal_form.english import load as load_words
 from cache.semantic.policy.policy import Decision, ThresholdPolicy
 from cache.semantic.service.neighbours import Candidate, Neighbour, Neighbours, candidate_of
-from cache.semantic.service.records import Record, Vector
+from cache.semantic.service.records import Record
 
 
 def neighbour(entry: str, text: str, similarity: float) -> Neighbour:

@@ -29,7 +29,7 @@ def test_words_are_found_in_any_script(question: str, words: str) -> None:
 
 
 @given(st.text())
-@example("a\u0345")  # the one mark that is a letter in lower case
+@example("a\u0345")  # the one mark that case folding makes a letter
 def test_any_text_can_be_read(question: str) -> None:
     """No word is empty or has white space in it, and case is no difference."""
     text = Text.of(question)
