@@ -91,9 +91,16 @@ async def test_a_frozen_process_costs_one_deadline_once(
 
 
 async def test_a_killed_process_fails_no_request_and_is_replaced(
-    stage: Stage, mock: MockUpstream, valkey: Valkey, minilm: Encoder
+    stage: Stage, mock: MockUpstream, valkey: Valkey, raw: redis.asyncio.Redis, minilm: Encoder
 ) -> None:
     """A killed process fails no request, and its successor reads the records from Redis."""
+
+    async def is_stored() -> bool:
+        return bool(await raw.zcard("keepgate:semantic:records"))
+
+    async def is_loaded() -> bool:
+        return bool(await figure(client, "loaded"))
+
     client = await stage.gateway(
         mock,
         redis=valkey.url,
@@ -101,7 +108,7 @@ async def test_a_killed_process_fails_no_request_and_is_replaced(
     )
     await until_ready(client)
     await client.post(chat(ASKED))
-    await until_known(client, 1)
+    await until(is_stored, STARTS_WITHIN, every=0.05)
     first = child()
     os.kill(first, signal.SIGKILL)
     answers = await asyncio.gather(*(client.post(chat(f"Who is number {number}?")) for number in range(20)))
@@ -109,10 +116,6 @@ async def test_a_killed_process_fails_no_request_and_is_replaced(
     await until_ready(client)
 
     assert child() != first
-
-    async def is_loaded() -> bool:
-        return bool(await figure(client, "loaded"))
-
     await until(is_loaded, STARTS_WITHIN, every=0.05)
     answer = await client.post(chat(AGAIN))
     assert (answer.headers["x-keepgate-layer"], answer.text) == ("semantic", ANSWER)
