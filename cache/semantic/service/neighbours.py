@@ -25,7 +25,7 @@ _SEARCHED_AT_ONCE = 20_000
 _COMPARED_AT_ONCE = 2_000
 AT_ONCE = 16
 """Records that come or go while lookups wait: their normal forms take a millisecond."""
-_PUBLISHED = "*"
+_PUBLISHED_PREFIX = "*"
 
 
 class Neighbour(NamedTuple):
@@ -103,8 +103,12 @@ class Neighbours:
         own = namespace_of(partition)
         near: dict[str, Neighbour] = {}
         for entry, similarity in found:
-            record = self.records.get(entry.removeprefix(_PUBLISHED))
-            if record is None or not self._is_current(record) or (entry[0] == _PUBLISHED and record.namespace == own):
+            record = self.records.get(entry.removeprefix(_PUBLISHED_PREFIX))
+            if (
+                record is None
+                or not self._is_current(record)
+                or (entry[0] == _PUBLISHED_PREFIX and record.namespace == own)
+            ):
                 continue
             near.setdefault(record.entry, Neighbour(record, similarity))
         return sorted(near.values(), key=lambda neighbour: -neighbour.similarity)
@@ -147,7 +151,7 @@ class Neighbours:
             self.index.add(record.partition, record.entry, vector, record.expires)
             if record.namespace in self._published:
                 self.index.add(
-                    _published_partition(record.partition), _PUBLISHED + record.entry, vector, record.expires
+                    _published_partition(record.partition), _PUBLISHED_PREFIX + record.entry, vector, record.expires
                 )
             if _read.cache_info().currsize < _TEXTS_KEPT:  # of a million at the start only some fit
                 _read_ahead(record.text)
@@ -155,7 +159,7 @@ class Neighbours:
     def _drop(self, entries: Sequence[str]) -> None:
         for entry in entries:
             self.index.remove(entry)
-            self.index.remove(_PUBLISHED + entry)
+            self.index.remove(_PUBLISHED_PREFIX + entry)
 
     def _search(self, partition: str, vector: Vector) -> list[tuple[str, float]]:
         now = time.time()
@@ -170,7 +174,7 @@ class Neighbours:
 
 def _published_partition(partition: str) -> str:
     """The partition of the index with the published records of all tenants, in the same context."""
-    return f"{_PUBLISHED}.{partition.partition('.')[2]}"
+    return f"{_PUBLISHED_PREFIX}.{partition.partition('.')[2]}"
 
 
 def compare_texts(text: str, questions: Sequence[str]) -> TextComparison:
