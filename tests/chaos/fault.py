@@ -6,7 +6,8 @@
            it is injected   it is gone          within RECOVERY seconds
 
 Outside of the middle two, every answer must be right. Within them a request may meet what the fault allows and
-nothing else. At no time may an answer be wrong, or later than its deadline.
+nothing else; so may one during which the machine stood still. At no time may an answer be wrong, or later than its
+deadline by more than the machine stood still.
 """
 
 import asyncio
@@ -71,8 +72,9 @@ class Trial:
             problem = self._problem_of(outcome)
             if problem:
                 when = outcome.began - self.injected
-                took = outcome.ended - outcome.began
-                self.problems.append(f"{problem}: {outcome.ask} (began {when:+.2f} s, took {took:.2f} s)")
+                took, stalled = outcome.ended - outcome.began, outcome.stalled
+                times = f"began {when:+.2f} s, took {took:.2f} s, of which this program stood still {stalled:.2f} s"
+                self.problems.append(f"{problem}: {outcome.ask} ({times})")
 
     def _problem_of(self, outcome: Outcome) -> str:
         if outcome.kind is Kind.WRONG:
@@ -80,6 +82,8 @@ class Trial:
         if outcome.is_late:
             return f"late: {outcome.detail or outcome.kind.value}"
         if outcome.kind in (Kind.RIGHT, Kind.LEFT):
+            return ""
+        if outcome.is_stalled and outcome.kind is not Kind.CUT:
             return ""
         if outcome.ask.deadline == HASTY and outcome.kind is not Kind.CUT and self._was_busy(outcome):
             return ""

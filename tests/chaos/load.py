@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,10 @@ HASTY = 1.3
 """Seconds that others give: too few to ask another upstream when the first one hangs."""
 # For the way through this program and a busy machine.
 SLACK = 1.0
+# How often it is seen whether the machine runs this program.
+_TICK = 0.05
+# So long that waits of the gateways end which would not have, of which the shortest is 1.5 s.
+_STOOD_STILL = 0.5
 # An answer that takes longer hangs.
 _HUNG = 30.0
 _HOT_PROMPTS = 6
@@ -80,7 +85,8 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`detail` is the status and code of an error, or what is wrong. Times are monotonic."""
+    """`detail` is the status and code of an error, or what is wrong. Times are monotonic; `stalled` is how many seconds
+    the machine did not run this program meanwhile, and so most likely not the gateway either."""
 
     ask: Ask
     kind: Kind
@@ -89,12 +95,37 @@ class Outcome:
     detail: str = ""
     status: int = 0
     cache: str = ""
+    stalled: float = 0.0
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether a wait of the gateway may have ended because the machine stood still."""
+        return self.stalled > _STOOD_STILL
 
     @property
     def is_late(self) -> bool:
         """Whether it took longer than the client or the settings allow. What is read slowly takes its time."""
         limit = _HUNG if self.ask.reader == "slow" else (self.ask.deadline or TOTAL) + SLACK
-        return self.ended - self.began > limit
+        return self.ended - self.began - self.stalled > limit
+
+
+class Stalls:
+    """Counts how long the event loop of this program stands still."""
+
+    def __init__(self) -> None:
+        self._before = 0.0
+        self._due = math.inf
+
+    def seconds(self) -> float:
+        """In all, up to now: what is running now is counted though `watch` has not been resumed yet."""
+        return self._before + max(0.0, time.monotonic() - self._due)
+
+    async def watch(self) -> None:
+        """Count until it is cancelled."""
+        while True:
+            self._due = time.monotonic() + _TICK
+            await asyncio.sleep(_TICK)
+            self._before = self.seconds()
 
 
 class Load:
@@ -109,6 +140,7 @@ class Load:
         self._take = take
         self._random = random.Random(seed)  # noqa: S311  # reproducible
         self._numbers = itertools.count()
+        self._stalls = Stalls()
         self._run = f"{time.time():.3f}"  # no answer of an earlier run is a hit
 
     async def warm_up(self) -> None:
@@ -125,6 +157,7 @@ class Load:
     async def run(self, clients: int, pause: float) -> None:
         """So many clients at the same time, each of which rests `pause` seconds on average after an answer."""
         async with _Sessions() as sessions, asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._stalls.watch())
             for _ in range(clients):
                 tasks.create_task(self._client(sessions, pause))
 
@@ -202,10 +235,11 @@ class Load:
             headers["x-request-timeout"] = f"{ask.deadline:g}"
         if ask.is_computed:
             headers["Cache-Control"] = "no-store"
-        began = time.monotonic()
+        began, stalled = time.monotonic(), self._stalls.seconds()
 
         def outcome(kind: Kind, detail: str = "", status: int = 0, cache: str = "") -> Outcome:
-            return Outcome(ask, kind, began, time.monotonic(), detail, status, cache)
+            ended = time.monotonic()
+            return Outcome(ask, kind, began, ended, detail, status, cache, self._stalls.seconds() - stalled)
 
         try:
             async with (

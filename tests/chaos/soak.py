@@ -58,8 +58,11 @@ class Soak:
         self.late += outcome.is_late
         if outcome.kind is Kind.WRONG or outcome.is_late:
             self.problems.append(f"{'late' if outcome.is_late else 'wrong'}: {outcome.ask}: {outcome.detail}")
-        elif outcome.kind in (Kind.REFUSED, Kind.CUT) and not (outcome.status == 504 and outcome.ask.deadline):
+        elif outcome.kind is Kind.CUT or (outcome.kind is Kind.REFUSED and not self._may_be_refused(outcome)):
             self.problems.append(f"{outcome.kind.value}: {outcome.ask}: {outcome.detail}")
+
+    def _may_be_refused(self, outcome: Outcome) -> bool:
+        return outcome.is_stalled or (outcome.status == 504 and outcome.ask.deadline is not None)
 
     def growth(self, pid: int) -> float:
         """Of a process, from the first to the last span."""

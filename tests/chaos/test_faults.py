@@ -1,9 +1,13 @@
 """The matrix of faults and the soak, each for a moment; `make chaos` and `make soak` take longer."""
 
+import asyncio
+import time
+
 import pytest
 
 from tests.chaos.__main__ import FAULTS, try_all
 from tests.chaos.fault import Fault, shown
+from tests.chaos.load import Stalls
 from tests.chaos.soak import soak
 
 # So long that the first failures have been met, and retries made up for them.
@@ -28,3 +32,19 @@ async def test_load_leaves_nothing_behind() -> None:
     """When the load has stopped no request is counted, and no connection or file is open that was not before."""
     seen = await soak(4.0)
     assert not seen.problems
+
+
+async def test_a_program_that_stands_still_is_no_late_answer() -> None:
+    """The seconds that the event loop is not run are counted, also before the counter is resumed; a wait is none."""
+    stalls, began = Stalls(), time.monotonic()
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(stalls.watch())
+        await asyncio.sleep(0.2)
+        waited = stalls.seconds()
+        time.sleep(0.5)  # noqa: ASYNC251  # the machine does not run this program
+        stalled = stalls.seconds() - waited
+        await asyncio.sleep(0.2)
+        counted, passed = stalls.seconds(), time.monotonic() - began
+        watching.cancel()
+    assert 0.4 < stalled <= counted - waited
+    assert counted < passed - 0.3
