@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from cache.errors import StoreUnavailable
-from cache.semantic.messages import Note, Refused, Reply, Request, Stats, StatsRequest, frame, from_service, read_frame
+from cache.semantic.messages import MAX_LINE, Note, Refused, Reply, Request, Stats, StatsRequest, from_service, line_of
 from cache.stores.breaker import Breaker
 
 R = TypeVar("R")
@@ -83,15 +83,15 @@ class SemanticClient:
     async def _connected(self) -> asyncio.StreamWriter:
         async with self._connecting:
             if self._writer is None:
-                reader, self._writer = await asyncio.open_unix_connection(self._socket)
+                reader, self._writer = await asyncio.open_unix_connection(self._socket, limit=MAX_LINE)
                 self._reading = asyncio.create_task(self._read(reader, self._writer))
             return self._writer
 
     async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Passes replies on until the connection ends."""
         try:
-            while (payload := await read_frame(reader)) is not None:
-                number, reply = from_service(payload)
+            while line := await reader.readline():
+                number, reply = from_service(line)
                 if (waiting := self._open.get(number)) is not None and not waiting.done():
                     waiting.set_result(reply)
         except (OSError, ValueError, msgspec.DecodeError):
@@ -110,4 +110,4 @@ def _send(writer: asyncio.StreamWriter, number: int, message: Request | Note) ->
         raise ConnectionResetError("the semantic cache has gone")
     if writer.transport.get_write_buffer_size() > _MAX_UNREAD:
         raise ConnectionError("the semantic cache does not read")
-    writer.write(frame(number, message))
+    writer.write(line_of(number, message))

@@ -1,10 +1,9 @@
 """What gateways and the process of the semantic cache say to each other over a Unix socket.
 
-Each message is a frame: its length in bytes (4 bytes, big endian), then MessagePack of [number, message]. A reply has
-the number of its request; a note, which has no reply, has number 0.
+Each message is a line of JSON (https://jsonlines.org): [number, message]. A reply has the number of its request; a
+note, which has no reply, has number 0.
 """
 
-import asyncio
 from typing import Any, Literal
 
 import msgspec
@@ -23,9 +22,8 @@ MAX_BODY = 64 * 2**10
 """Bytes of a response whose answer may be compared with another."""
 MAX_MODEL = 256
 """Characters of the name of a model."""
-MAX_FRAME = 2**20
-
-_LENGTH_BYTES = 4
+MAX_LINE = 2**21
+"""Bytes of a message."""
 
 
 class QuestionRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -314,24 +312,12 @@ Request = LookupRequest | ExplainRequest | WrongAnswerReport | StatsRequest | De
 Note = AnswerStored | RefreshRequested | HitDiscarded | EntryDeleted | Purged
 Reply = HitOrMiss | Explanation | WrongAnswerResult | Stats | DecisionsReply | WhatIfReply | Refused
 
-from_gateway = msgspec.msgpack.Decoder(tuple[int, Request | Note]).decode
-"""Number and message of a payload. Raises msgspec.DecodeError for what no gateway of this version sends."""
-from_service = msgspec.msgpack.Decoder(tuple[int, Reply]).decode
-"""Number and reply of a payload. Raises msgspec.DecodeError for what no service of this version sends."""
+from_gateway = msgspec.json.Decoder(tuple[int, Request | Note]).decode
+"""Number and message of a line. Raises msgspec.DecodeError for what no gateway of this version sends."""
+from_service = msgspec.json.Decoder(tuple[int, Reply]).decode
+"""Number and reply of a line. Raises msgspec.DecodeError for what no service of this version sends."""
 
 
-def frame(number: int, message: Request | Note | Reply) -> bytes:
-    """The message as it travels."""
-    payload = msgspec.msgpack.encode((number, message))
-    return len(payload).to_bytes(_LENGTH_BYTES, "big") + payload
-
-
-async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
-    """The payload of the next frame; None if the connection has ended. Raises ValueError for one beyond MAX_FRAME."""
-    try:
-        size = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
-        if size > MAX_FRAME:
-            raise ValueError(f"a frame of {size} bytes")
-        return await reader.readexactly(size)
-    except asyncio.IncompleteReadError:
-        return None
+def line_of(number: int, message: Request | Note | Reply) -> bytes:
+    """The message as it travels: JSON in one line."""
+    return msgspec.json.encode((number, message)) + b"\n"

@@ -43,7 +43,7 @@ class Service:
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
         """Serves at the socket, in a folder that only this user can open."""
-        server = await asyncio.start_unix_server(self._converse, self.socket)
+        server = await asyncio.start_unix_server(self._converse, self.socket, limit=messages.MAX_LINE)
         try:
             yield
         finally:
@@ -88,14 +88,14 @@ class Service:
         async def answer(number: int, message: messages.Request | messages.Note) -> None:
             reply = await self._reply_to(message)
             if number and reply is not None:
-                writer.write(messages.frame(number, reply))
+                writer.write(messages.line_of(number, reply))
                 await writer.drain()
 
         try:
             async with asyncio.TaskGroup() as tasks:
-                while (payload := await messages.read_frame(reader)) is not None:
+                while line := await reader.readline():
                     await slots.acquire()
-                    answering = tasks.create_task(answer(*messages.from_gateway(payload)))
+                    answering = tasks.create_task(answer(*messages.from_gateway(line)))
                     answering.add_done_callback(lambda _: slots.release())
         except* (OSError, ValueError, msgspec.DecodeError) as errors:
             log.debug("a gateway's line ended: %s", errors.exceptions[0])

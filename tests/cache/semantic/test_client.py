@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cache.errors import StoreUnavailable
 from cache.semantic.client import SemanticClient
-from cache.semantic.messages import Stats, StatsRequest, frame, from_gateway, read_frame
+from cache.semantic.messages import Stats, StatsRequest, from_gateway, line_of
 
 
 async def test_a_connection_that_ends_is_opened_anew(folder: Path) -> None:
@@ -13,9 +13,9 @@ async def test_a_connection_that_ends_is_opened_anew(folder: Path) -> None:
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for _ in range(5):
-            if (payload := await read_frame(reader)) is None:
+            if not (line := await reader.readline()):
                 break
-            writer.write(frame(from_gateway(payload)[0], Stats({})))
+            writer.write(line_of(from_gateway(line)[0], Stats({})))
         writer.transport.abort()  # with questions that nobody reads
 
     async def ask_often(client: SemanticClient) -> int:

@@ -1,10 +1,8 @@
 """A semantic cache that is frozen, killed or wrong delays a request by its deadline at most, and recovers."""
 
 import asyncio
-import contextlib
 import os
 import signal
-import struct
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -184,31 +182,27 @@ async def _silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 async def _garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.read(1)
-    writer.write(os.urandom(200))
+    writer.write(os.urandom(200) + b"\n")
     await reader.read()
 
 
 async def _endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.read(1)
-    writer.write(struct.pack(">I", 2**31) + b"x" * 10_000)
-    await reader.read()
+    while not writer.is_closing():
+        writer.write(b"x" * 100_000)
+        await writer.drain()
 
 
 async def _wrong_reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while head := await reader.read(4):
-        payload = await reader.readexactly(struct.unpack(">I", head)[0])
-        number = msgspec.msgpack.decode(payload)[0]
-        reply = msgspec.msgpack.encode([number, ["evicted", True, 3]])
-        writer.write(struct.pack(">I", len(reply)) + reply)
+    while line := await reader.readline():
+        writer.write(msgspec.json.encode([msgspec.json.decode(line)[0], ["evicted", True, 3]]) + b"\n")
 
 
 async def _stranger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Finds an entry that does not exist."""
-    while head := await reader.read(4):
-        payload = await reader.readexactly(struct.unpack(">I", head)[0])
-        number = msgspec.msgpack.decode(payload)[0]
-        reply = msgspec.msgpack.encode([number, ["found", 1, 0.9, 0.001, "public.nobody", 1.0, "semantic", False]])
-        writer.write(struct.pack(">I", len(reply)) + reply)
+    while line := await reader.readline():
+        reply = ["found", 1, 0.9, 0.001, "public.nobody", 1.0, "semantic", False]
+        writer.write(msgspec.json.encode([msgspec.json.decode(line)[0], reply]) + b"\n")
 
 
 async def _leaver(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -252,13 +246,9 @@ async def test_a_faulty_process_cannot_cross_tenants(
     lie: list[Any] = ["not found", 1]
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError):
-            while True:
-                (size,) = struct.unpack(">I", await reader.readexactly(4))
-                number = msgspec.msgpack.decode(await reader.readexactly(size))[0]
-                if number:  # else it is a note
-                    reply = msgspec.msgpack.encode([number, lie])
-                    writer.write(struct.pack(">I", len(reply)) + reply)
+        while line := await reader.readline():
+            if number := msgspec.json.decode(line)[0]:  # else it is a note
+                writer.write(msgspec.json.encode([number, lie]) + b"\n")
         writer.close()
 
     names = (namespace_for("Bearer sk-victim"),) if published else ()

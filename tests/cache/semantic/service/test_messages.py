@@ -1,6 +1,4 @@
-"""Frames between gateways and the process of the semantic cache."""
-
-import asyncio
+"""Messages between gateways and the process of the semantic cache."""
 
 import msgspec
 import pytest
@@ -9,7 +7,6 @@ from hypothesis import strategies as st
 
 from cache.entries.generations import Purge
 from cache.semantic.messages import (
-    MAX_FRAME,
     AnswerStored,
     EntryDeleted,
     HitDiscarded,
@@ -26,10 +23,9 @@ from cache.semantic.messages import (
     StatsRequest,
     WrongAnswerReport,
     WrongAnswerResult,
-    frame,
     from_gateway,
     from_service,
-    read_frame,
+    line_of,
 )
 
 SAID: list[Request | Note] = [
@@ -51,43 +47,33 @@ REPLIED: list[Reply] = [
 ]
 
 
-async def payload_of(data: bytes) -> bytes:
-    reader = asyncio.StreamReader()
-    reader.feed_data(data)
-    payload = await read_frame(reader)
-    assert payload is not None
-    return payload
-
-
 @pytest.mark.parametrize("message", SAID)
-async def test_a_message_of_a_gateway_arrives_as_it_was(message: Request | Note) -> None:
+def test_a_message_of_a_gateway_arrives_as_it_was(message: Request | Note) -> None:
     """A message of a gateway is decoded with its number and every field."""
-    assert from_gateway(await payload_of(frame(7, message))) == (7, message)
+    assert from_gateway(line_of(7, message)) == (7, message)
 
 
 @pytest.mark.parametrize("message", REPLIED)
-async def test_a_message_of_the_service_arrives_as_it_was(message: Reply) -> None:
+def test_a_message_of_the_service_arrives_as_it_was(message: Reply) -> None:
     """A message of the service is decoded with its number and every field."""
-    assert from_service(await payload_of(frame(7, message))) == (7, message)
+    assert from_service(line_of(7, message)) == (7, message)
 
 
-@pytest.mark.parametrize("end", [b"", b"\0\0", b"\0\0\0\x09half"])
-async def test_frames_are_read_until_the_connection_ends(end: bytes) -> None:
-    """One that is cut by the end is none."""
-    reader = asyncio.StreamReader()
-    reader.feed_data(b"".join(frame(number, message) for number, message in enumerate(SAID)) + end)
-    reader.feed_eof()
-    for number, message in enumerate(SAID):
-        payload = await read_frame(reader)
-        assert payload is not None
-        assert from_gateway(payload) == (number, message)
-    assert await read_frame(reader) is None
+@given(st.text(st.characters(codec="utf-8")), st.binary())
+def test_a_message_is_one_line(text: str, body: bytes) -> None:
+    """Whatever it is about, it ends at its only line feed."""
+    message = AnswerStored(0, "public.a", "public.b", text, "m", "0.0.0", 1e8, 1e9, body)
+    line = line_of(0, message)
+    assert line.find(b"\n") == len(line) - 1
+    assert from_gateway(line) == (0, message)
 
 
-async def test_a_frame_above_the_size_limit_is_refused() -> None:
-    """A frame above the size limit raises ValueError from its length alone."""
-    with pytest.raises(ValueError, match="a frame of"):
-        await payload_of((MAX_FRAME + 1).to_bytes(4, "big"))
+def test_the_start_of_a_message_is_none() -> None:
+    """One that is cut by the end of a connection is refused."""
+    line = line_of(7, SAID[0])
+    for size in range(len(line) - 1):
+        with pytest.raises(msgspec.DecodeError):
+            from_gateway(line[:size])
 
 
 @given(st.binary(max_size=60))
