@@ -25,6 +25,7 @@ def main() -> int:
     os.environ.update(dict.fromkeys(_THREADS, "1"))
     from cache.semantic.embedding.errors import ModelChanged, ModelUnusable
 
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until it is ready nothing learned can be lost
     configure_logging(config.log_format, config.log_level)
     logging.getLogger("faiss").setLevel(logging.WARNING)  # it logs which of its builds it tries
     try:
@@ -44,19 +45,10 @@ async def _serve(config: Config) -> None:
     from cache.semantic.embedding.load import load_encoder
     from cache.semantic.service.service import open_service
 
-    stopped = asyncio.Event()
-    is_ready = False
-
-    def stop() -> None:
-        stopped.set()
-        if not is_ready:  # nothing learned can be lost yet, and loading a model cannot be interrupted
-            os._exit(0)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
-
     async with open_service(config, lambda model, prompt: load_encoder(model, Path(config.models), prompt)):
-        is_ready = True
+        stopped = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
         await stopped.wait()
 
 
