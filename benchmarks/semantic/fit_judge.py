@@ -125,7 +125,7 @@ def _main() -> None:
     vectors = open_vectors()
     vectors.learn(texts_of([*answers, *others]))
     found = [*pairs(answers, vectors.known), *pairs(others, vectors.known)]
-    judge = EmbeddingJudge(vectors)
+    judge = EmbeddingJudge(vectors.embed)
     known = asyncio.run(read({answer.answer for answer in (*answers, *others)}, judge))
     features, against = features_of(found, known)
     kinds = np.array([pair.kind for pair in found], dtype=object)

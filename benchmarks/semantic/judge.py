@@ -138,7 +138,7 @@ each kind; the seconds are those of one comparison on two cores."""
 
 async def measure(quick: bool) -> Figure:
     vectors = await asyncio.to_thread(open_vectors)
-    judge = EmbeddingJudge(vectors, kept=1 << 16)
+    judge = EmbeddingJudge(vectors.embed, kept=1 << 16)
     held_out = [answer for answer in labelled() if is_held_out(answer.group)]
     later, afterwards = labelled(LATER_FILE), labelled(AFTERWARDS_FILE)
     poems = [answer for answer in labelled(UNREPEATABLE_FILE) if is_held_out(answer.group)]

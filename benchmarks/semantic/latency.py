@@ -122,7 +122,7 @@ async def measure_here(entries: int, folder: Path) -> Measured:
     neighbours = Neighbours(VectorIndex(encoder.dimensions))
     policy = BudgetPolicy(0.01, JudgeError(0.98, 0.01), random.Random(1))  # noqa: S311  # which hits are audited is no secret
     async with open_embedder(encoder) as embedder:
-        judge = EmbeddingJudge(embedder)
+        judge = EmbeddingJudge(embedder.embed)
         labels = Labels(policy, ErrorRates(judge.same_above), "", "")
         learner = Learner(embedder, neighbours, Answers(None), judge, labels, entries)
         decisions = Decisions(WhatIf(policy.delta, JudgeError(0.98, 0.01)), shows_questions=False)
@@ -130,7 +130,7 @@ async def measure_here(entries: int, folder: Path) -> Measured:
         before = _resident()
         pieces = _pieces(vectors, known, entries)
         for piece in pieces:
-            await neighbours.put_all(piece)
+            await neighbours.put(piece)
         neighbours.index.settle(_SETTLE_SECONDS)
         entry_bytes = (_resident() - before) / entries
         took = []

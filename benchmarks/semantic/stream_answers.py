@@ -22,7 +22,7 @@ class AnswerJudge(StreamJudge):
         super().__init__("the default one, on written answers", PRIOR_ERROR)
         self._questions = questions
         self._answers = answers
-        self._judge = EmbeddingJudge(_vectors_of(questions, answers), kept=1 << 16)
+        self._judge = EmbeddingJudge(_vectors_of(questions, answers).embed, kept=1 << 16)
         self._said: dict[tuple[int, str], bool | None] = {}
 
     def compare(self, asked: int, other: int, same: bool, chance: random.Random) -> bool | None:

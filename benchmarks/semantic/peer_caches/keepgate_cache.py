@@ -75,7 +75,7 @@ async def opened(job: Job, folder: Path) -> Opening:
     encoder = load_encoder(job.model, models_folder())
     neighbours = Neighbours(VectorIndex(encoder.dimensions))
     async with open_embedder(encoder) as embedder:
-        judge = EmbeddingJudge(embedder)
+        judge = EmbeddingJudge(embedder.embed)
         policy = BudgetPolicy(DELTA, PRIOR_ERROR, random.Random(1))  # noqa: S311  # which hits are audited is no secret
         labels = Labels(policy, ErrorRates(judge.same_above), "", "judge")
         learner = Learner(embedder, neighbours, Answers(None), judge, labels, len(job.questions))

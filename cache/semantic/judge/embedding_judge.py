@@ -3,8 +3,8 @@
 import asyncio
 import hashlib
 import math
-from collections.abc import Sequence, Set
-from typing import NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Sequence, Set
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +19,6 @@ _FEW_WORDS = 4
 _HALF_COPY = 0.5
 # Words of more letters weigh no more.
 _LONGEST = 9
-
-
-class Embedder(Protocol):
-    """Computes vectors of texts for a judge."""
-
-    async def embed(self, text: str) -> npt.NDArray[np.float32]:
-        """The unit vector of `text`, float32 [dimensions]."""
 
 
 class Read(NamedTuple):
@@ -45,19 +38,20 @@ class EmbeddingJudge:
     Reading and comparing run in a thread, so that no event loop waits. Use it from one event loop.
 
     Args:
+        embed: computes the unit vector of a text, float32 [dimensions].
         kept: how many read and embedded answers are cached, 2 KB and some 20 bytes for each of their characters.
     """
 
-    def __init__(self, embedder: Embedder, kept: int = 512) -> None:
+    def __init__(self, embed: Callable[[str], Awaitable[npt.NDArray[np.float32]]], kept: int = 512) -> None:
         self.same_above = fitted.SAME_ABOVE
         self.failures = 0
-        self._embedder = embedder
+        self._embed = embed
         self._kept = kept
         # The least recently used first.
         self._read: dict[str, Read] = {}
 
     async def compare(self, model: str, question: str, fresh: str, cached: Sequence[str]) -> list[float | None]:
-        """One score for each of `cached`, never None. Raises what the embedder raises."""
+        """One score for each of `cached`, never None. Raises what `embed` raises."""
         scores = {text: MAX_SCORE if equal(fresh, text) else -MAX_SCORE for text in cached}
         read_whole = [text for text, score in scores.items() if score < 0 and _is_readable(text)]
         if read_whole and _is_readable(fresh):
@@ -72,7 +66,7 @@ class EmbeddingJudge:
         found = self._read.pop(text, None)
         if found is None:
             answer = await asyncio.to_thread(Answer.of, text)
-            mean = np.mean(await asyncio.gather(*map(self._embedder.embed, answer.passages)), axis=0)
+            mean = np.mean(await asyncio.gather(*map(self._embed, answer.passages)), axis=0)
             found = Read(answer, mean / max(float(np.linalg.norm(mean)), 1e-6))
         self._read[text] = found
         if len(self._read) > self._kept:

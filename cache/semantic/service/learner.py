@@ -254,7 +254,7 @@ class Learner:
         self._answers.record_answer(record, comparison.text)
         if self._log is not None:
             self._log.save(record, comparison.vector)
-        await self.neighbours.put(record, comparison.vector)
+        await self.neighbours.put([(record, comparison.vector)])
         while len(self.neighbours.records) > self._capacity and (oldest := self.neighbours.records.oldest()):
             await self.forget(oldest)
             self.figures.counts["evicted"] += 1

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
-from cache.entries.key import namespace_of
 from cache.semantic.embedding.encoder import Vector
 from cache.semantic.index.index import VectorIndex
 from cache.semantic.policy.policy import NEIGHBOURS, Evidence
@@ -70,13 +69,8 @@ class Neighbours:
         self._removed = removed
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="index")
 
-    async def put(self, record: Record, vector: Vector) -> None:
-        """Add a record, and read its text now, not during a lookup."""
-        await self.put_all([(record, vector)])
-        await self._run(_read_ahead, record.text)
-
-    async def put_all(self, records: Sequence[tuple[Record, Vector | None]]) -> None:
-        """Those without a vector are found by their normal form only, until `complete` brings it."""
+    async def put(self, records: Sequence[tuple[Record, Vector | None]]) -> None:
+        """Add records; those without a vector are found by their normal form only, until `complete` brings it."""
         for start in range(0, len(records), AT_ONCE):
             some = [(self.records.put(record), vector) for record, vector in records[start : start + AT_ONCE]]
             await self._run(self._add, [(record, vector) for record, vector in some if vector is not None])
@@ -89,10 +83,10 @@ class Neighbours:
         return kept
 
     async def remove(self, entries: Collection[str]) -> None:
-        gone = [entry for entry in entries if self.records.remove(entry) is not None]
+        for entry in entries:
+            self.records.remove(entry)
         self._removed(frozenset(entries))
-        if gone:
-            await self._run(self._drop, gone)
+        await self._run(self._drop, entries)
 
     async def near(self, partition: str, vector: Vector) -> list[Neighbour]:
         """The sixteen nearest records of a partition, and as many published ones of its context; nearest first."""
@@ -100,17 +94,11 @@ class Neighbours:
             found = self._search(partition, vector)
         else:
             found = await self._run(self._search, partition, vector)
-        own = namespace_of(partition)
         near: dict[str, Neighbour] = {}
         for entry, similarity in found:
             record = self.records.get(entry.removeprefix(_PUBLISHED_PREFIX))
-            if (
-                record is None
-                or not self._is_current(record)
-                or (entry[0] == _PUBLISHED_PREFIX and record.namespace == own)
-            ):
-                continue
-            near.setdefault(record.entry, Neighbour(record, similarity))
+            if record is not None and self._is_current(record):
+                near.setdefault(record.entry, Neighbour(record, similarity))
         return sorted(near.values(), key=lambda neighbour: -neighbour.similarity)
 
     def same_form(self, partition: str, text: str) -> Record | None:
@@ -156,7 +144,7 @@ class Neighbours:
             if _read.cache_info().currsize < _TEXTS_KEPT:  # of a million at the start only some fit
                 _read_ahead(record.text)
 
-    def _drop(self, entries: Sequence[str]) -> None:
+    def _drop(self, entries: Collection[str]) -> None:
         for entry in entries:
             self.index.remove(entry)
             self.index.remove(_PUBLISHED_PREFIX + entry)

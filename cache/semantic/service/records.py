@@ -87,15 +87,14 @@ class Records:
         self._by_span[span].add(record.entry)
         return record
 
-    def remove(self, entry: str) -> Record | None:
-        """The removed record."""
+    def remove(self, entry: str) -> None:
+        """Nothing happens if there is none."""
         record = self._by_entry.pop(entry, None)
         if record is not None:
             form = _form_of(record.partition, record.text)
             if form is not None and self._by_form.get(form) == entry:
                 del self._by_form[form]
             self._by_span[record.expires // _SPAN_SECONDS].remove(entry)
-        return record
 
     def change(self, entry: str, created: float, **changes: Any) -> Record | None:
         """Sets fields of a record; returns it as it is kept, None if there is none of the answer of `created`."""

@@ -89,7 +89,7 @@ async def _running(config: Config, embedders: Embedders, judging: Embedder, serv
             store = ExactCache(MemoryStore(0), redis, keep_stale=0.0)  # the answers that gateways keep
             topology = await stack.enter_async_context(open_topology(config.redis))
             shared = RecordLog(topology, model.fingerprint, model.dimensions, encryption)
-        judge: Judge = EmbeddingJudge(judging)
+        judge: Judge = EmbeddingJudge(judging.embed)
         if config.judge != EMBEDDING:
             judge = await stack.enter_async_context(open_llm_judge(config.judge, config.judge_model, config.judge_key))
         policy: Policy = ThresholdPolicy(config.threshold)

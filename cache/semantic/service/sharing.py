@@ -112,7 +112,7 @@ class Sharing:
 
     async def _take_over(self, records: list[tuple[Record, Vector | None]]) -> None:
         valid = [(record, vector) for record, vector in records if record.expires > time.time()]
-        await self._neighbours.put_all(valid)
+        await self._neighbours.put(valid)
         self._incomplete.update((record.entry, record.created) for record, vector in valid if vector is None)
         if self._incomplete:
             self._has_incomplete.set()

@@ -50,7 +50,7 @@ async def test_errors_on_held_out_answers_are_within_the_promise(vectors: Vector
     answers = [answer for answer in answers if answer.group in some]
     vectors.learn(texts_of(answers))
     found = pairs(answers, vectors.known)
-    scores = np.array(await scores_of(EmbeddingJudge(vectors, kept=1 << 16), found))
+    scores = np.array(await scores_of(EmbeddingJudge(vectors.embed, kept=1 << 16), found))
     same = {kind: (scores[[pair.kind is kind for pair in found]] > SAME_ABOVE).mean() for kind in Kind}
     assert same[Kind.CHAT] >= 0.5
     for kind in COMPARED:
@@ -73,7 +73,7 @@ async def test_errors_on_held_out_answers_are_within_the_promise(vectors: Vector
 )
 async def test_a_contradiction_is_never_the_same(vectors: Vectors, fresh: str, cached: str) -> None:
     """Answers that differ in one fact are not the same, in either order."""
-    judge = EmbeddingJudge(vectors)
+    judge = EmbeddingJudge(vectors.embed)
     for one, other in ((fresh, cached), (cached, fresh)):
         assert await said(judge, "What is it?", one, [other]) <= [SAME_ABOVE]
 
@@ -104,12 +104,12 @@ async def test_the_same_facts_in_other_words_are_the_same(
     vectors: Vectors, question: str, fresh: str, cached: str
 ) -> None:
     """Answers that differ in Markdown or in most of their words are the same."""
-    assert await said(EmbeddingJudge(vectors), question, fresh, [cached]) > [SAME_ABOVE]
+    assert await said(EmbeddingJudge(vectors.embed), question, fresh, [cached]) > [SAME_ABOVE]
 
 
 async def test_a_negation_more_is_evidence_against(vectors: Vectors) -> None:
     """Of two wordings as far from an answer, that which denies it scores lower."""
-    judge = EmbeddingJudge(vectors)
+    judge = EmbeddingJudge(vectors.embed)
     fresh = "Eat and drink as you like before the test, and take your medicines as usual."
     same = "Before the blood test you can eat, drink and take all your usual medicines."
     other = "Before the blood test you must not eat, not drink and never take your usual medicines."
@@ -135,7 +135,7 @@ async def test_an_answer_to_something_else_is_different(vectors: Vectors) -> Non
     """Answers that have nothing in common are far from the same."""
     fresh = "The capital of Australia is Canberra."
     other = "Boil the eggs for 10 minutes, then put them into cold water."
-    judge = EmbeddingJudge(vectors)
+    judge = EmbeddingJudge(vectors.embed)
     assert await said(judge, "What is the capital of Australia?", fresh, [other]) < [-5.0]
 
 
@@ -143,7 +143,7 @@ async def test_equal_texts_need_no_model() -> None:
     """Texts that are equal but for line ends are the same without an embedding."""
     bags = Bags()
     long = "word " * MAX_CHARACTERS
-    judge = EmbeddingJudge(bags)
+    judge = EmbeddingJudge(bags.embed)
     assert await said(judge, "q", long, [long + "\n"]) == [MAX_SCORE]
     assert await said(judge, "q", "if x:\n  y", ["if x:  \r\n  y"]) == [MAX_SCORE]
     assert bags.texts == []
@@ -152,7 +152,7 @@ async def test_equal_texts_need_no_model() -> None:
 @pytest.mark.parametrize("other", ["x" * (MAX_CHARACTERS + 1), "", " \n"])
 async def test_an_answer_too_long_or_empty_is_no_other(other: str) -> None:
     """An answer that is too long or empty is the same as no other one."""
-    judge = EmbeddingJudge(Bags())
+    judge = EmbeddingJudge(Bags().embed)
     assert await said(judge, "q", "an answer", [other]) == [-MAX_SCORE]
     assert await said(judge, "q", other, ["an answer"]) == [-MAX_SCORE]
 
@@ -160,7 +160,7 @@ async def test_an_answer_too_long_or_empty_is_no_other(other: str) -> None:
 async def test_an_answer_is_embedded_once_while_it_is_kept() -> None:
     """An answer is embedded once until it is forgotten as the least recently used one."""
     bags = Bags()
-    judge = EmbeddingJudge(bags, kept=3)
+    judge = EmbeddingJudge(bags.embed, kept=3)
     await said(judge, "q", "one", ["two", "three"])
     await said(judge, "q", "one", ["two", "three"])
     assert bags.texts == ["one", "two", "three"]
@@ -173,7 +173,7 @@ async def test_an_answer_is_embedded_once_while_it_is_kept() -> None:
 async def test_a_verdict_does_not_depend_on_the_other_answers(vectors: Vectors) -> None:
     """An answer gets the same verdict alone and among others."""
     cached = ["We close at 18:00.", "We close at 7 pm.", "We close at 18:00.", "The card is free."]
-    judge = EmbeddingJudge(vectors)
+    judge = EmbeddingJudge(vectors.embed)
     alone = [(await said(judge, "When do you close?", "We close at 6 pm.", [text]))[0] for text in cached]
     assert await said(judge, "When do you close?", "We close at 6 pm.", cached) == alone
 
@@ -188,7 +188,7 @@ async def test_answers_are_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> 
         return read(text)
 
     monkeypatch.setattr(Answer, "of", watched)
-    await EmbeddingJudge(Bags()).compare("m", "q", "one answer", ["another answer"])
+    await EmbeddingJudge(Bags().embed).compare("m", "q", "one answer", ["another answer"])
     assert len(threads) == 3
     assert threading.get_ident() not in threads
 
@@ -200,7 +200,7 @@ async def test_the_longest_texts_take_less_than_three_seconds(part: str) -> None
     """The longest answers are compared in less than three seconds, whatever they repeat."""
     text = part * (MAX_CHARACTERS // len(part))
     began = time.process_time()
-    await EmbeddingJudge(Bags()).compare("m", "q", text, [text[:-1] + "z", "z" + text[1:]])
+    await EmbeddingJudge(Bags().embed).compare("m", "q", text, [text[:-1] + "z", "z" + text[1:]])
     assert time.process_time() - began < 3.0
 
 
@@ -208,7 +208,7 @@ async def test_the_longest_texts_take_less_than_three_seconds(part: str) -> None
 @given(st.text(max_size=300), st.lists(st.text(max_size=300), max_size=4))
 def test_any_texts_get_scores(fresh: str, cached: Sequence[str]) -> None:
     """Any answers get one score each, and an equal one the highest."""
-    found = asyncio.run(EmbeddingJudge(Bags()).compare("m", "q", fresh, [*cached, fresh]))
+    found = asyncio.run(EmbeddingJudge(Bags().embed).compare("m", "q", fresh, [*cached, fresh]))
     assert len(found) == len(cached) + 1
     assert found[-1] == MAX_SCORE
     assert all(score is not None and abs(score) <= MAX_SCORE for score in found)
@@ -219,7 +219,7 @@ def test_any_texts_get_scores(fresh: str, cached: Sequence[str]) -> None:
 def test_another_number_is_never_the_same(one: int, other: int) -> None:
     """Answers that differ in a number only say something else."""
     fresh, cached = (f"Your order number is ready: you pay {number} euros at the till." for number in (one, other))
-    found = asyncio.run(EmbeddingJudge(Bags()).compare("m", "What do I pay?", fresh, [cached]))
+    found = asyncio.run(EmbeddingJudge(Bags().embed).compare("m", "What do I pay?", fresh, [cached]))
     assert found == [MAX_SCORE if one == other else -MAX_SCORE]
 
 

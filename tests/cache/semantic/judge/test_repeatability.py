@@ -69,7 +69,7 @@ async def test_written_poems_disagree_and_wordings_of_one_answer_do_not(errors: 
     groups = sorted({answer.group for answer in labelled() if is_held_out(answer.group)})[::3]
     others = [answer for answer in labelled() if answer.group in groups]
     vectors.learn(texts_of([*poems, *others]))
-    judge = EmbeddingJudge(vectors, kept=1 << 14)
+    judge = EmbeddingJudge(vectors.embed, kept=1 << 14)
     drawn = await asked_again(judge, vectors, poems)
     worded = await asked_again(judge, vectors, others, a_models_wordings=True)
     assert np.mean([is_unrepeatable(errors, asked(*question.scores)) for question in drawn]) >= 0.5

@@ -188,7 +188,7 @@ async def test_names_are_not_joined_by_the_answers_of_other_tenants(slow: Host, 
     await slow.learner.idle()
     theirs = Record("b.two", PARTITION, AGAIN, "a.two@1.0", "m", "0.0.0", 1.0, time.time() + 60)
     slow.answers.record_answer(theirs, SAME_ANSWER)
-    await slow.neighbours.put(theirs, await slow.embedder.embed(AGAIN))
+    await slow.neighbours.put([(theirs, await slow.embedder.embed(AGAIN))])
     for number in range(4):
         await slow.record_answer(str(number), f"{ASKED} Now, please {number}", SAME_ANSWER)
         await slow.learner.idle()
@@ -218,11 +218,11 @@ async def test_a_fresh_answer_is_not_removed_with_purged_ones(slow: Host) -> Non
     vector = await slow.embedder.embed(ASKED)
     for number in range(100):
         old = Record(f"a.{number}", PARTITION, ASKED, "a.0", "m", "0.0.0", 1.0, time.time() + 60)
-        await slow.neighbours.put(old, vector)
+        await slow.neighbours.put([(old, vector)])
     purging = asyncio.create_task(slow.learner.discard(lambda record: True))
     await until(lambda: len(slow.neighbours.records) < 100, every=0)
     fresh = msgspec.structs.replace(old, created=2.0)
-    await slow.neighbours.put(fresh, vector)
+    await slow.neighbours.put([(fresh, vector)])
     await purging
     assert list(slow.neighbours.records) == [fresh]
 
@@ -324,7 +324,7 @@ async def test_a_removed_or_replaced_answer_gets_no_group(slow: Host, server: Ch
     three = slow.record("three")
     assert three is not None
     vector = np.asarray(await slow.embedder.embed(three.text))
-    await slow.neighbours.put(msgspec.structs.replace(three, created=3.0), vector)
+    await slow.neighbours.put([(msgspec.structs.replace(three, created=3.0), vector)])
     await slow.learner.forget("a.two")
     server.goes_on.set()
     await slow.learner.idle()
@@ -335,7 +335,7 @@ async def test_a_removed_or_replaced_answer_gets_no_group(slow: Host, server: Ch
 
 async def test_a_quick_judge_compares_an_answer_before_it_is_found(embedder: Embedder) -> None:
     """An answer is found only with its group where the judge is quick."""
-    async with _working(embedder, EmbeddingJudge(embedder)) as host:
+    async with _working(embedder, EmbeddingJudge(embedder.embed)) as host:
         for number in range(20):
             await host.record_answer(str(number), f"{ASKED} I am number {number}.", ANSWER)
         await host.learner.idle()
@@ -349,7 +349,7 @@ async def test_a_neighbour_whose_answer_is_unknown_is_left_out(
 ) -> None:
     """A neighbour whose answer is no longer known is left out of the comparison."""
     monkeypatch.setattr(answers_module, "_KEPT_CHARACTERS", len(ANSWER) + 10)  # no setting
-    async with _working(embedder, EmbeddingJudge(embedder)) as host:
+    async with _working(embedder, EmbeddingJudge(embedder.embed)) as host:
         await host.record_answer("old", ASKED, "Ask your administrator to do that for you, please.")
         await host.record_answer("one", f"{AGAIN} Thanks.", ANSWER)
         await host.learner.idle()
@@ -394,14 +394,14 @@ async def test_texts_are_read_when_they_are_learned(embedder: Embedder, monkeypa
 
     # The cache of read texts is inside: nothing public says when a text is read.
     monkeypatch.setattr(neighbours_module, "_read", functools.lru_cache(neighbours_module._TEXTS_KEPT)(noted))
-    async with _working(embedder, EmbeddingJudge(embedder)) as host:
+    async with _working(embedder, EmbeddingJudge(embedder.embed)) as host:
         await host.record_answer("one", ASKED, ANSWER)
         await until(lambda: host.record("one") is not None)
         await host.learner.idle()
         one = host.record("one")
         assert one is not None
         other = msgspec.structs.replace(one, entry="a.other", text=AGAIN)
-        await host.neighbours.put_all([(other, await embedder.embed(AGAIN))])
+        await host.neighbours.put([(other, await embedder.embed(AGAIN))])
         near = await host.neighbours.near(PARTITION, await embedder.embed(ASKED))
         assert read == [ASKED, AGAIN]
         assert compare_texts(ASKED, [each.record.text for each in near]).place == 0
@@ -433,7 +433,7 @@ async def test_a_costly_judge_compares_a_share_and_each_audit(
 
 async def test_the_least_recently_used_records_beyond_a_bound_are_removed(embedder: Embedder) -> None:
     """Records beyond a bound are removed, the least recently used ones first."""
-    async with _working(embedder, EmbeddingJudge(embedder)) as host:
+    async with _working(embedder, EmbeddingJudge(embedder.embed)) as host:
         for name in ("one", "two", "three"):
             await host.record_answer(name, f"What is {name}?", ANSWER)
             await host.learner.idle()
@@ -454,7 +454,7 @@ POEMS = (
 
 async def test_the_same_question_again_shows_the_judges_recall(embedder: Embedder) -> None:
     """From its second pair on, of a question that has one answer: so a poem says nothing of the recall."""
-    async with _working(embedder, EmbeddingJudge(embedder)) as host:
+    async with _working(embedder, EmbeddingJudge(embedder.embed)) as host:
         for number in range(5):
             await host.record_answer("fact", ASKED, ANSWER, created=float(number))
             await host.record_answer("poem", POEM, POEMS[number % 4], created=float(number))
@@ -468,7 +468,7 @@ async def test_the_same_question_again_shows_the_judges_recall(embedder: Embedde
 
 async def test_an_answer_that_disagrees_with_itself_is_known(embedder: Embedder) -> None:
     """Its evidence stays with the record, also where the older one had expired; an agreeing answer's says otherwise."""
-    async with _working(embedder, EmbeddingJudge(embedder)) as host:
+    async with _working(embedder, EmbeddingJudge(embedder.embed)) as host:
         for number, text in enumerate(POEMS):
             await host.record_answer("poem", POEM, text, created=float(number))
             await host.record_answer("fact", ASKED, ANSWER, created=float(number))
@@ -485,7 +485,7 @@ async def test_an_answer_that_disagrees_with_itself_is_known(embedder: Embedder)
 
 async def test_the_same_question_written_differently_is_the_same_question(embedder: Embedder) -> None:
     """Answers to two spellings of one question are a pair too."""
-    async with _working(embedder, EmbeddingJudge(embedder)) as host:
+    async with _working(embedder, EmbeddingJudge(embedder.embed)) as host:
         await host.record_answer("one", ASKED, ANSWER)
         await host.learner.idle()
         await host.record_answer("two", ASKED.lower(), ANSWER, created=2.0)
@@ -495,7 +495,7 @@ async def test_the_same_question_written_differently_is_the_same_question(embedd
 
 async def test_an_answer_from_before_a_purge_is_no_older_answer(embedder: Embedder) -> None:
     """What an operator has purged may have become wrong, so that it need not agree."""
-    async with _working(embedder, EmbeddingJudge(embedder)) as host:
+    async with _working(embedder, EmbeddingJudge(embedder.embed)) as host:
         await host.record_answer("fact", ASKED, ANSWER)
         await host.record_answer("fact", ASKED, "There are no passwords.", created=2.0, generation="0.0.1")
         await host.learner.idle()
@@ -504,7 +504,7 @@ async def test_an_answer_from_before_a_purge_is_no_older_answer(embedder: Embedd
 
 async def test_a_label_says_how_often_its_judge_errs(embedder: Embedder) -> None:
     """By the recall of its class: after pairs that were not recognised it is no longer taken for perfect."""
-    async with _working(embedder, EmbeddingJudge(embedder)) as host:
+    async with _working(embedder, EmbeddingJudge(embedder.embed)) as host:
         await host.record_answer("known", ASKED, ANSWER)
         await host.learner.idle()
         learned: list[Label | JudgedPair | EqualAnswers] = []

@@ -65,7 +65,7 @@ async def test_many_records_come_and_go_beside_lookups() -> None:
         )
         for number in range(500)
     ]
-    assert await longest_turn(neighbours.put_all(page)) < 0.01
+    assert await longest_turn(neighbours.put(page)) < 0.01
     assert len(neighbours.records) == len(neighbours.index) == 500
     assert await longest_turn(neighbours.bound(500)) < 0.01
     assert len(neighbours.records) == len(neighbours.index) == 0

@@ -37,7 +37,7 @@ async def cache(minilm: Encoder) -> AsyncIterator[SemanticCache]:
     """It has learned nothing, so that the budget serves nothing."""
     async with open_embedder(minilm) as embedder:
         neighbours = Neighbours(VectorIndex(minilm.dimensions))
-        judge = EmbeddingJudge(embedder)
+        judge = EmbeddingJudge(embedder.embed)
         policy = BudgetPolicy(0.01, PRIOR_ERROR, random.Random(0))  # noqa: S311  # reproducible
         labels = Labels(policy, ErrorRates(judge.same_above), "policy", "judge")
         learner = Learner(embedder, neighbours, Answers(None), judge, labels, 100)
@@ -48,7 +48,7 @@ async def cache(minilm: Encoder) -> AsyncIterator[SemanticCache]:
             vector = cosine * asked + np.sqrt(1 - cosine**2) * other / np.linalg.norm(other)
             entry = answer if answer == "a.nearest" else f"a.{number}"
             record = Record(entry, PARTITION, text, answer, "m", "0.0.0", 1.0, time.time() + 60)
-            await neighbours.put(record, vector)
+            await neighbours.put([(record, vector)])
         yield SemanticCache(embedder, learner, Decisions(None, False), shares_purges=False)
         neighbours.close()
 
