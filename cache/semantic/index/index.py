@@ -117,8 +117,7 @@ class VectorIndex:
             nearest = np.argsort(-cosines, kind="stable")[:k]
             if searched.lists is not None:  # else every row was compared
                 self.recall.offer(searched.number, vector, float(cosines.max(initial=-1.0)), now)
-            entries = self._table.entries
-            return [(entries[rows[i]], float(cosines[i])) for i in nearest.tolist()]
+            return [(self._table.entries[rows[i]], float(cosines[i])) for i in nearest.tolist()]
 
     def settle(self, timeout: float) -> bool:
         """Waits until all lists are made, at most `timeout` seconds; False if they are not."""

@@ -31,8 +31,6 @@ class AuditLoad:
     """
 
     def __init__(self, share: float, chance: random.Random) -> None:
-        if not 0.0 <= share <= 1.0:
-            raise ValueError(f"audit_share is {share}; it must be a share of all requests, from 0 to 1.")
         self._share = share
         self._chance = chance
         self._burst = max(_MIN_BURST, share * _SAVED_REQUESTS)

@@ -62,8 +62,6 @@ class BudgetPolicy(Policy):
     def __init__(
         self, delta: float, judge: JudgeError, chance: random.Random, audit_share: float = AUDIT_SHARE
     ) -> None:
-        if not 0.0 < delta < 1.0:
-            raise ValueError(f"delta is {delta}; it must be a share of wrong answers between 0 and 1, such as 0.01.")
         self.delta = delta
         self._usual_judge = self._judge = judge
         self.learned = Learned()

@@ -94,10 +94,9 @@ class Posterior(msgspec.Struct, array_like=True, eq=False):
     def __post_init__(self) -> None:
         if self.mean.shape != (FEATURES,) or self.covariance.shape != (FEATURES, FEATURES):
             raise ValueError(f"mean and covariance must be of {FEATURES} features")
-        if not (np.isfinite(self.mean).all() and np.isfinite(self.covariance).all()):
-            raise ValueError("mean and covariance must be finite")
-        if not np.allclose(self.covariance, self.covariance.T, rtol=1e-6, atol=1e-12):
-            raise ValueError("covariance must be symmetric")
+        are_finite = np.isfinite(self.mean).all() and np.isfinite(self.covariance).all()
+        if not are_finite or not np.allclose(self.covariance, self.covariance.T, rtol=1e-6, atol=1e-12):
+            raise ValueError("mean and covariance must be finite, and the covariance symmetric")
         widths = np.linalg.eigvalsh(self.covariance)
         if not 0.0 < widths[0] <= widths[-1] <= 1.000001 / _PRIOR_PRECISION:
             raise ValueError("covariance must be positive definite, and no wider than before anything was learned")

@@ -10,10 +10,11 @@ from cache.exact import ExactCache
 from cache.semantic.service.records import Record
 
 _KEPT_CHARACTERS = 16 * 2**20
+_OTHER_CONTENT = ("tool_calls", "function_call", "refusal", "audio")
 
 
 def plain_answer(body: bytes) -> str | None:
-    """The text of a response, if that is one complete text; else None.
+    """The text of a chat completion, if that is one complete text; else None.
 
     A tool call, a refusal, several choices, or an answer cut by a length limit are valid for their own question only.
     """
@@ -22,15 +23,9 @@ def plain_answer(body: bytes) -> str | None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     match response:
-        case {"choices": [{"finish_reason": "stop"} as choice]}:
-            message = choice.get("message", choice)
-        case _:
-            return None
-    others = ("tool_calls", "function_call", "refusal", "audio")
-    if not isinstance(message, dict) or any(message.get(field) for field in others):
-        return None
-    text = message.get("content", message.get("text"))
-    return text if isinstance(text, str) and text.strip() else None
+        case {"choices": [{"finish_reason": "stop", "message": {"content": str(text)} as message}]} if text.strip():
+            return None if any(message.get(field) for field in _OTHER_CONTENT) else text
+    return None
 
 
 class KnownAnswer(NamedTuple):

@@ -68,9 +68,3 @@ def test_the_chance_that_is_recorded_is_the_chance() -> None:
         watched = sum(chance > 0.0 for chance, _ in draws)
         totals.append(sum(1 / chance for chance, audited in draws if audited) / watched)
     assert sum(totals) / len(totals) == pytest.approx(1.0, abs=0.06)
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
-def test_a_share_is_a_share(share: float) -> None:
-    with pytest.raises(ValueError, match="audit_share"):
-        AuditLoad(share, dice())

@@ -19,10 +19,9 @@ def response(choice: dict[str, Any] | None = None, **message: Any) -> bytes:
     return msgspec.json.encode({"choices": [plain if choice is None else {**plain, **choice}]})
 
 
-def test_the_text_of_a_chat_and_of_a_completion() -> None:
-    """The plain answer of a chat or a completion is its text without the reasoning."""
+def test_the_text_of_a_chat() -> None:
+    """The plain answer of a chat is its text without the reasoning."""
     assert plain_answer(response(reasoning_content="Hm.")) == "Yes."
-    assert plain_answer(b'{"choices":[{"text":"Yes.","finish_reason":"stop"}]}') == "Yes."
 
 
 @pytest.mark.parametrize(
@@ -39,7 +38,8 @@ def test_the_text_of_a_chat_and_of_a_completion() -> None:
         response({"finish_reason": "tool_calls"}),
         response({"message": None}),
         msgspec.json.encode({"choices": []}),
-        msgspec.json.encode({"choices": [{"text": "a", "finish_reason": "stop"}] * 2}),
+        msgspec.json.encode({"choices": [{"message": {"content": "a"}, "finish_reason": "stop"}] * 2}),
+        msgspec.json.encode({"choices": [{"text": "a", "finish_reason": "stop"}]}),
         b"[]",
         b"",
         b"\xff",
