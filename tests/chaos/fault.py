@@ -6,8 +6,8 @@
            it is injected   it is gone          within RECOVERY seconds
 
 Outside of the middle two, every answer must be right. Within them a request may meet what the fault allows and
-nothing else; so may one during which the machine stood still. At no time may an answer be wrong, or later than its
-deadline by more than the machine stood still.
+nothing else. At no time may an answer be wrong, or later than its deadline by more than the machine stood still; and
+while that stands still, a request may be told that time is up.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ class Trial:
             if problem:
                 when = outcome.began - self.injected
                 took, stalled = outcome.ended - outcome.began, outcome.stalled
-                times = f"began {when:+.2f} s, took {took:.2f} s, of which this program stood still {stalled:.2f} s"
+                times = f"began {when:+.2f} s, took {took:.2f} s, of which the load stood still {stalled:.2f} s"
                 self.problems.append(f"{problem}: {outcome.ask} ({times})")
 
     def _problem_of(self, outcome: Outcome) -> str:
@@ -81,9 +81,7 @@ class Trial:
             return f"wrong: {outcome.detail}"
         if outcome.is_late:
             return f"late: {outcome.detail or outcome.kind.value}"
-        if outcome.kind in (Kind.RIGHT, Kind.LEFT):
-            return ""
-        if outcome.is_stalled and outcome.kind is not Kind.CUT:
+        if outcome.kind in (Kind.RIGHT, Kind.LEFT) or outcome.is_out_of_time:
             return ""
         if outcome.ask.deadline == HASTY and outcome.kind is not Kind.CUT and self._was_busy(outcome):
             return ""

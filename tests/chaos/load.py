@@ -25,10 +25,12 @@ HASTY = 1.3
 """Seconds that others give: too few to ask another upstream when the first one hangs."""
 # For the way through this program and a busy machine.
 SLACK = 1.0
-# How often it is seen whether the machine runs this program.
+# How often it is looked whether the event loop runs. A delay up to as much as this again is none.
 _TICK = 0.05
-# So long that waits of the gateways end which would not have, of which the shortest is 1.5 s.
+# So long that what would have come before the shortest deadline, 1.3 s, comes after it.
 _STOOD_STILL = 0.5
+# What a gateway says when time is up.
+_OUT_OF_TIME = (502, 503, 504)
 # An answer that takes longer hangs.
 _HUNG = 30.0
 _HOT_PROMPTS = 6
@@ -86,7 +88,8 @@ class Ask:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """`detail` is the status and code of an error, or what is wrong. Times are monotonic; `stalled` is how many seconds
-    the machine did not run this program meanwhile, and so most likely not the gateway either."""
+    the event loop of the load stood still meanwhile: mostly the machine had no time for it, nor for the gateway.
+    """
 
     ask: Ask
     kind: Kind
@@ -98,9 +101,10 @@ class Outcome:
     stalled: float = 0.0
 
     @property
-    def is_stalled(self) -> bool:
-        """Whether a wait of the gateway may have ended because the machine stood still."""
-        return self.stalled > _STOOD_STILL
+    def is_out_of_time(self) -> bool:
+        """Whether it says that time is up, which a machine that stands still may have brought about."""
+        said = self.kind is Kind.TOLD or (self.kind is Kind.REFUSED and self.status in _OUT_OF_TIME)
+        return said and self.stalled > _STOOD_STILL
 
     @property
     def is_late(self) -> bool:
@@ -110,7 +114,7 @@ class Outcome:
 
 
 class Stalls:
-    """Counts how long the event loop of this program stands still."""
+    """Counts how long this program's event loop stands still."""
 
     def __init__(self) -> None:
         self._before = 0.0
@@ -118,14 +122,18 @@ class Stalls:
 
     def seconds(self) -> float:
         """In all, up to now: what is running now is counted though `watch` has not been resumed yet."""
-        return self._before + max(0.0, time.monotonic() - self._due)
+        late = time.monotonic() - self._due
+        return self._before + (late if late > _TICK else 0.0)
 
     async def watch(self) -> None:
         """Count until it is cancelled."""
-        while True:
-            self._due = time.monotonic() + _TICK
-            await asyncio.sleep(_TICK)
-            self._before = self.seconds()
+        try:
+            while True:
+                self._due = time.monotonic() + _TICK
+                await asyncio.sleep(_TICK)
+                self._before = self.seconds()
+        finally:
+            self._due = math.inf
 
 
 class Load:

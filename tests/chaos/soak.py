@@ -62,7 +62,7 @@ class Soak:
             self.problems.append(f"{outcome.kind.value}: {outcome.ask}: {outcome.detail}")
 
     def _may_be_refused(self, outcome: Outcome) -> bool:
-        return outcome.is_stalled or (outcome.status == 504 and outcome.ask.deadline is not None)
+        return outcome.is_out_of_time or (outcome.status == 504 and outcome.ask.deadline is not None)
 
     def growth(self, pid: int) -> float:
         """Of a process, from the first to the last span."""
