@@ -90,7 +90,7 @@ class SemanticClient:
     async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Passes replies on until the connection ends."""
         try:
-            while line := await reader.readline():
+            while (line := await reader.readline()).endswith(b"\n"):
                 number, reply = from_service(line)
                 if (waiting := self._open.get(number)) is not None and not waiting.done():
                     waiting.set_result(reply)

@@ -23,7 +23,7 @@ MAX_BODY = 64 * 2**10
 MAX_MODEL = 256
 """Characters of the name of a model."""
 MAX_LINE = 2**21
-"""Bytes of a message."""
+"""Bytes of a reply."""
 
 
 class QuestionRequest(msgspec.Struct, frozen=True, array_like=True):

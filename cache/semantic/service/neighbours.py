@@ -89,7 +89,9 @@ class Neighbours:
         await self._run(self._drop, entries)
 
     async def near(self, partition: str, vector: Vector) -> list[Neighbour]:
-        """The sixteen nearest records of a partition, and as many published ones of its context; nearest first."""
+        """The sixteen nearest records of a partition and the sixteen nearest published ones of its context; nearest
+        first.
+        """
         if len(self.index) <= _SEARCHED_AT_ONCE and self.index.unlisted(partition) <= _COMPARED_AT_ONCE:
             found = self._search(partition, vector)
         else:
@@ -141,7 +143,8 @@ class Neighbours:
                 self.index.add(
                     _published_partition(record.partition), _PUBLISHED_PREFIX + record.entry, vector, record.expires
                 )
-            if _read.cache_info().currsize < _TEXTS_KEPT:  # of a million at the start only some fit
+            # Not during a lookup. Of a million at the start, which come in full batches, only some fit.
+            if len(records) < AT_ONCE or _read.cache_info().currsize < _TEXTS_KEPT:
                 _read_ahead(record.text)
 
     def _drop(self, entries: Collection[str]) -> None:

@@ -24,8 +24,10 @@ process as unavailable."""
 
 # Notes that wait for the model, the newest; as many wait in a gateway for the process.
 _MAX_EARLY = 1000
-# Of one gateway: beyond it the service reads no more from it until some are answered.
+# Of one gateway: beyond it the service takes no more from its connection until some are answered.
 _MAX_OPEN = 256
+# Bytes of what a gateway says: a body in base64, and what else a note has.
+_MAX_LINE = 2 * messages.MAX_BODY
 
 
 class Service:
@@ -43,7 +45,7 @@ class Service:
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
         """Serves at the socket, in a folder that only this user can open."""
-        server = await asyncio.start_unix_server(self._converse, self.socket, limit=messages.MAX_LINE)
+        server = await asyncio.start_unix_server(self._converse, self.socket, limit=_MAX_LINE)
         try:
             yield
         finally:
@@ -93,12 +95,12 @@ class Service:
 
         try:
             async with asyncio.TaskGroup() as tasks:
-                while line := await reader.readline():
+                while (line := await reader.readline()).endswith(b"\n"):  # else it has been cut, or it is the end
                     await slots.acquire()
                     answering = tasks.create_task(answer(*messages.from_gateway(line)))
                     answering.add_done_callback(lambda _: slots.release())
         except* (OSError, ValueError, msgspec.DecodeError) as errors:
-            log.debug("a gateway's line ended: %s", errors.exceptions[0])
+            log.debug("a gateway's connection ended: %s", errors.exceptions[0])
         finally:
             writer.close()
 

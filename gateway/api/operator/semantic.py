@@ -22,7 +22,7 @@ from gateway.api.operator.entries import namespace_asked, number_of
 from gateway.errors import CacheUnavailable, InvalidRequest
 
 MAX_DECISIONS = 100
-"""Of a page: with the texts of both questions it is a frame of the semantic cache's protocol."""
+"""Of a page: with the texts of both questions it is one message of the semantic cache's process."""
 MAX_DELTAS = 8
 MAX_STEPS = 744
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)

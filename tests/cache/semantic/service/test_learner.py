@@ -392,8 +392,12 @@ async def test_texts_are_read_when_they_are_learned(embedder: Embedder, monkeypa
         read.append(text)
         return real(Text, text)  # type: ignore[no-any-return]
 
-    # The cache of read texts is inside: nothing public says when a text is read.
-    monkeypatch.setattr(neighbours_module, "_read", functools.lru_cache(neighbours_module._TEXTS_KEPT)(noted))
+    # The cache of read texts is inside: nothing public says when a text is read. It is full, as after a while.
+    monkeypatch.setattr(neighbours_module, "_read", functools.lru_cache(3)(noted))
+    monkeypatch.setattr(neighbours_module, "_TEXTS_KEPT", 3)
+    for number in range(3):
+        compare_texts(str(number), [str(number)])
+    read.clear()
     async with _working(embedder, EmbeddingJudge(embedder.embed)) as host:
         await host.record_answer("one", ASKED, ANSWER)
         await until(lambda: host.record("one") is not None)

@@ -12,7 +12,7 @@ from cache.errors import StoreUnavailable
 from cache.semantic.client import SemanticClient
 from cache.semantic.embedding.encoder import Encoder
 from cache.semantic.judge import fitted
-from cache.semantic.messages import AnswerStored, Stats, StatsRequest
+from cache.semantic.messages import AnswerStored, EntryDeleted, Stats, StatsRequest, line_of
 from cache.semantic.service.config import Config
 from cache.semantic.service.service import judge_name, open_service
 from gateway.settings.cache import SemanticSettings
@@ -61,6 +61,27 @@ async def test_what_is_noted_before_the_model_is_loaded_is_learned_later(folder:
         goes_on.set()
         serving.cancel()
         await asyncio.wait([serving])
+
+
+async def test_what_was_said_before_a_connection_is_cut_counts(folder: Path, minilm: Encoder) -> None:
+    """A gateway that is killed has sent a part of its last message; those before it are handled to their end."""
+    body = msgspec.json.encode({"choices": [{"message": {"content": "Paris."}, "finish_reason": "stop"}]})
+    async with open_service(_config(socket=str(folder / "s")), lambda *_: minilm) as service:
+
+        async def are_kept(entries: int, partitions: int) -> bool:
+            described = await service.handle(StatsRequest())
+            assert isinstance(described, Stats)
+            return (described.figures["entries"], described.figures["partitions"]) == (entries, partitions)
+
+        _, writer = await asyncio.open_unix_connection(folder / "s")
+        for number in range(20):
+            text, now = f"What is the capital of country {number}?", time.time()
+            note = AnswerStored(0, f"a.{number}", "a.context", text, "m", "0.0.0", now, now + 60, body)
+            writer.write(line_of(0, note))
+        await until(lambda: are_kept(20, 1))
+        writer.write(b"".join(line_of(0, EntryDeleted(f"a.{number}")) for number in range(20)) + b'[0, ["forg')
+        writer.close()
+        await until(lambda: are_kept(0, 0))
 
 
 async def test_the_guide_names_every_figure(folder: Path, minilm: Encoder) -> None:
