@@ -154,10 +154,15 @@ def _streams() -> dict[str, Stream]:
 
 def _long_rows(name: str, stream: Stream, orders: int) -> list[Row]:
     rows = []
-    for judge, least in ((_JUDGE, _MIN_HITS), (_POOR_JUDGE, _MIN_HITS_OF_A_POOR_JUDGE)):
-        runs = [_budget(stream, order, _COMPARED, judge) for order in range(orders)]
-        what = name if judge is _JUDGE else f"{name}, judge {judge.name}"
-        rows += [*_wrong_rows(f"{what}, delta {_COMPARED}", _COMPARED, runs), _hits_row(what, runs, least[name])]
+    for delta in _DELTAS:
+        runs = [_budget(stream, order, delta, _JUDGE) for order in range(orders)]
+        rows += _wrong_rows(f"{name}, delta {delta}", delta, runs)
+        if delta == _COMPARED:
+            rows.append(_hits_row(name, runs, _MIN_HITS[name]))
+    runs = [_budget(stream, order, _COMPARED, _POOR_JUDGE) for order in range(orders)]
+    what = f"{name}, judge {_POOR_JUDGE.name}"
+    rows += _wrong_rows(f"{what}, delta {_COMPARED}", _COMPARED, runs)
+    rows.append(_hits_row(what, runs, _MIN_HITS_OF_A_POOR_JUDGE[name]))
     return rows + _veto_rows(name, stream, 1)
 
 
