@@ -33,6 +33,7 @@ FIGURES = {
     "semantic_streams": "semantic.streams",
     "semantic_judge": "semantic.judge",
     "semantic_pairs": "semantic.pairs",
+    "semantic_traps": "semantic.traps",
     "semantic_latency": "semantic.latency",
     "semantic_index": "semantic.index",
     "prefix_bandwidth": "prefix.bandwidth",

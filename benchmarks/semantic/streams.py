@@ -12,8 +12,8 @@ import numpy as np
 from benchmarks.harness.measurement import Figure, Row, Target
 from benchmarks.semantic.intent_data import banking77, clinc150, embedded, half_unrepeatable, sparse
 from benchmarks.semantic.peer_caches.banking import answers_of
+from benchmarks.semantic.peer_caches.vcache import serve_by_vcache
 from benchmarks.semantic.stream_answers import AnswerJudge
-from benchmarks.semantic.vcache import serve_by_vcache
 from cache.semantic.evaluation.simulation import (
     Checkpoint,
     Outcome,

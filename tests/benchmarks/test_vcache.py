@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from benchmarks.semantic.vcache import VCache, serve_by_vcache
+from benchmarks.semantic.peer_caches.vcache import VCache, serve_by_vcache
 from cache.semantic.evaluation.simulation import Questions, Stream, StreamJudge
 from cache.semantic.policy.policy import JudgeError
 
