@@ -7,7 +7,7 @@
 
 Outside of the middle two, every answer must be right. Within them a request may meet what the fault allows and
 nothing else. At no time may an answer be wrong, or later than its deadline by more than the machine stood still; and
-while that stands still, a request may be told that time is up.
+a request during which it stood still may be told that time is up.
 """
 
 import asyncio

@@ -25,11 +25,11 @@ HASTY = 1.3
 """Seconds that others give: too few to ask another upstream when the first one hangs."""
 # For the way through this program and a busy machine.
 SLACK = 1.0
-# How often it is looked whether the event loop runs. A delay up to as much as this again is none.
+# Seconds between two looks at whether the event loop runs. A delay that is no longer is not counted.
 _TICK = 0.05
-# So long that what would have come before the shortest deadline, 1.3 s, comes after it.
+# Seconds of a standstill that can move an answer beyond the shortest deadline, 1.3 s.
 _STOOD_STILL = 0.5
-# What a gateway says when time is up.
+# Statuses that a gateway answers when time is up.
 _OUT_OF_TIME = (502, 503, 504)
 # An answer that takes longer hangs.
 _HUNG = 30.0

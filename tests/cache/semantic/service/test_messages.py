@@ -7,6 +7,9 @@ from hypothesis import strategies as st
 
 from cache.entries.generations import Purge
 from cache.semantic.messages import (
+    MAX_BODY,
+    MAX_MODEL,
+    MAX_TEXT,
     AnswerStored,
     EntryDeleted,
     HitDiscarded,
@@ -27,6 +30,7 @@ from cache.semantic.messages import (
     from_service,
     line_of,
 )
+from cache.semantic.service import server
 
 SAID: list[Request | Note] = [
     LookupRequest("public.b", "How?", 0.5, key="public.a", serve=True),
@@ -66,6 +70,13 @@ def test_a_message_is_one_line(text: str, body: bytes) -> None:
     line = line_of(0, message)
     assert line.find(b"\n") == len(line) - 1
     assert from_gateway(line) == (0, message)
+
+
+def test_the_longest_note_is_within_the_limit_of_a_line() -> None:
+    """A question and a model of as many characters as may be, each of which JSON escapes, and the longest body."""
+    text, model, name = "\0" * MAX_TEXT, "\0" * MAX_MODEL, "public." + "a" * 64
+    note = AnswerStored(2**63, name, name, text, model, "0.0.0", 1e8 / 3, 1e9 / 3, b"\xff" * MAX_BODY)
+    assert len(line_of(0, note)) < server._MAX_LINE
 
 
 def test_the_start_of_a_message_is_none() -> None:
