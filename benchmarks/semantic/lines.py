@@ -26,7 +26,7 @@ ADDED = {
     "embeddings from servers": (
         *("embedding/server.py", "embedding/errors.py:ModelChanged", "evaluation/check.py:_check_server"),
     ),
-    "records of another embedding model, which hold nothing up": (
+    "records of another embedding model, embedded in the background": (
         *("service/sharing.py:Sharing.reembed", "service/sharing.py:Sharing.reembedding"),
         *("service/neighbours.py:Neighbours.complete",),
     ),
