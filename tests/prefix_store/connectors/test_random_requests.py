@@ -113,8 +113,9 @@ class Driver:
     def _pipe(self, engine: PagedEngine) -> None:
         """A file hangs whoever opens it."""
         if len(self._pipes) < 2 and (file := self._file()):
-            file.unlink(missing_ok=True)
-            os.mkfifo(file)
+            made = self._folder.parent / "pipe"
+            os.mkfifo(made)
+            made.replace(file)  # at once: a thread of the store may write the file again whenever it is away
             self._pipes.append(file)
             self.counts["pipe"] += 1
 
