@@ -16,33 +16,33 @@ def _figure(default: float, unit: str, source: str) -> Any:
 class Figures:
     """CPU time is of one core of an AMD EPYC. `source` in the metadata of each field says where it is from."""
 
-    gateway_hit: float = _figure(148e-6, "s", f"{_RESULTS}/exact_hits.json: chat, 300 B, everything on: CPU µs per hit")
+    gateway_hit: float = _figure(55.6e-6, "s", f"{_RESULTS}/exact_hits.json: chat, 300 B, everything on: CPU µs per hit")
     """CPU time of a gateway for a hit from its memory, with keys, limits, costs and traces on."""
     gateway_redis_hit: float = _figure(
-        486e-6, "s", f"{_RESULTS}/redis_node.json: hit from Redis: CPU of Redis: gateway's CPU µs a request"
+        300e-6, "s", f"{_RESULTS}/redis_node.json: hit from Redis: CPU of Redis: gateway's CPU µs a request"
     )
     """The same for a hit that comes from Redis."""
     gateway_miss: float = _figure(
-        2150e-6, "s", f"{_RESULTS}/miss_latency.json: CPU time of a miss, upstream of 50 ms, about 320 requests/s"
+        1300e-6, "s", f"{_RESULTS}/miss_latency.json: CPU time of a miss, upstream of 50 ms, about 320 requests/s"
     )
     """The same for a miss, without what its chunks take."""
-    gateway_chunk: float = _figure(101e-6, "s", f"{_RESULTS}/relay_cpu.json: chunks one by one")
+    gateway_chunk: float = _figure(53.1e-6, "s", f"{_RESULTS}/relay_cpu.json: chunks one by one")
     """The same for each chunk of a streamed miss; a chunk is a token here."""
     redis_memory_hit: float = _figure(
-        1.51e-6, "s", f"{_RESULTS}/redis_node.json: hit from memory, everything on: CPU of Redis"
+        0.359e-6, "s", f"{_RESULTS}/redis_node.json: hit from memory, everything on: CPU of Redis"
     )
     """CPU time of a Redis node for a hit from a gateway's memory: leases of limits, and totals."""
-    redis_hit: float = _figure(59.8e-6, "s", f"{_RESULTS}/redis_node.json: hit from Redis: CPU of Redis")
+    redis_hit: float = _figure(37.4e-6, "s", f"{_RESULTS}/redis_node.json: hit from Redis: CPU of Redis")
     """The same for a hit that comes from there."""
-    redis_miss: float = _figure(313e-6, "s", f"{_RESULTS}/redis_node.json: miss, everything on: CPU of Redis")
+    redis_miss: float = _figure(185e-6, "s", f"{_RESULTS}/redis_node.json: miss, everything on: CPU of Redis")
     """The same for a miss: its lookup, its limits, the write of its answer, totals."""
     redis_worker: float = _figure(
-        5090e-6, "s/s", f"{_RESULTS}/redis_node.json: worker at rest, everything on: CPU of Redis a second"
+        3620e-6, "s/s", f"{_RESULTS}/redis_node.json: worker at rest, everything on: CPU of Redis a second"
     )
     """What each worker takes of a node in each second without any request: it asks for purges and for what others have
     routed, says that it lives, and adds up totals. The streams that it asks for are on one node."""
     semantic_lookup: float = _figure(
-        1.94e-3,
+        3.51e-3,
         "s",
         f"{_RESULTS}/semantic_latency.json: 10,000 entries in one partition: embed, search, compare, p50",
     )
