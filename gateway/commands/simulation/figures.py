@@ -16,7 +16,9 @@ def _figure(default: float, unit: str, source: str) -> Any:
 class Figures:
     """CPU time is of one core of an AMD EPYC. `source` in the metadata of each field says where it is from."""
 
-    gateway_hit: float = _figure(55.6e-6, "s", f"{_RESULTS}/exact_hits.json: chat, 300 B, everything on: CPU µs per hit")
+    gateway_hit: float = _figure(
+        55.6e-6, "s", f"{_RESULTS}/exact_hits.json: chat, 300 B, everything on: CPU µs per hit"
+    )
     """CPU time of a gateway for a hit from its memory, with keys, limits, costs and traces on."""
     gateway_redis_hit: float = _figure(
         300e-6, "s", f"{_RESULTS}/redis_node.json: hit from Redis: CPU of Redis: gateway's CPU µs a request"
