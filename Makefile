@@ -113,7 +113,7 @@ bench-compare: $(INSTALLED) ## measure this checkout and another one in turn: ma
 	@exec $(BIN)/python -m benchmarks.compare $(OLD) $(ARGS)
 
 bench-semantic: $(INSTALLED) ## measure the semantic cache alone, and write docs/benchmarks/
-	@exec $(BIN)/python -m benchmarks semantic_streams semantic_judge semantic_pairs semantic_traps semantic_latency semantic_index semantic_peers $(if $(KEEPGATE_BENCH_MODEL),semantic_languages) $(ARGS)
+	@exec $(BIN)/python -m benchmarks semantic_streams semantic_judge semantic_pairs semantic_traps semantic_latency semantic_index semantic_lines semantic_peers encoders $(if $(KEEPGATE_BENCH_MODEL),semantic_languages) $(ARGS)
 
 bench-gpu: ## measure the engine on one GPU against transformers, in under ten minutes
 	@$(ON_GPU); exec "$$@" -m benchmarks.engine.gpu $(ARGS)
