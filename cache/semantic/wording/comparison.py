@@ -169,11 +169,12 @@ def _kind(words: Set[str], found: Difference) -> str:
 @functools.lru_cache(_KEPT)
 def difference(asked: tuple[str, ...], cached: tuple[str, ...]) -> Difference | None:
     """What `asked` has that `cached` has not, and the other way round; None if they are not near-copies."""
-    added, removed = list(asked), list(cached)
+    added, removed = list[str](), list(cached)
     for word in asked:  # for a dozen words five times as fast as the differences of two Counters
         if word in removed:
-            added.remove(word)
             removed.remove(word)
+        else:
+            added.append(word)
     new, gone, size = len(added), len(removed), len(asked) + len(cached)
     if min(new, gone) > MAX_WORDS[0] or max(new, gone) > MAX_WORDS[1] or size - new - gone < MIN_SHARED * size:
         return None

@@ -344,7 +344,10 @@ async def test_an_entry_that_is_gone_from_the_store_is_forgotten(
     for entry_id in client.gateway.cache.memory.ids():
         await client.gateway.cache.memory.delete(entry_id)
 
+    assert (await client.post(chat(AGAIN), cache_control="only-if-cached")).status == 504
+    await until_known(client, 0)
     assert (await client.post(chat(AGAIN))).cache == "miss"
+    await until_known(client, 1)
     assert (await client.post(chat(ONCE_MORE))).headers["x-keepgate-layer"] == "semantic"
     assert await entries(client) == 1
 
