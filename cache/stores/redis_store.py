@@ -111,12 +111,16 @@ class RedisStore:
 
         Raises StoreUnavailable.
         """
+        waiting = [self._pending.get(entry_id) for entry_id in entry_ids]
         replies = await self.commands([("GET", _redis_key(entry_id)) for entry_id in entry_ids], _BACKGROUND_DEADLINE)
         found: list[Entry | None] = []
-        for entry_id, data in zip(entry_ids, replies, strict=True):
+        for entry_id, data, before in zip(entry_ids, replies, waiting, strict=True):
             if isinstance(data, RedisError):
                 raise StoreUnavailable(f"redis: {data}")
-            if (pending := self._pending.get(entry_id)) is not None:
+            pending = self._pending.get(entry_id)
+            if pending is None and data is None and not self._was_deleted(entry_id):
+                pending = before  # Redis took the write after it had looked for the entry
+            if pending is not None:
                 found.append(pending.current())
                 continue
             entry = None

@@ -57,6 +57,26 @@ async def test_a_frozen_redis_costs_one_deadline_once(own_valkey: Valkey) -> Non
         assert await store.get("public.kept") is not None
 
 
+@pytest.mark.parametrize("is_deleted", [False, True])
+async def test_what_is_written_while_redis_answers_is_found(
+    valkey: Valkey, monkeypatch: pytest.MonkeyPatch, is_deleted: bool
+) -> None:
+    """Redis has looked for an entry just before it took the write, and its answer comes just after."""
+    async with open_redis_store(valkey.url, PATIENT) as store:
+        before = await store.commands([("GET", redis_key("public.new"))], PATIENT)
+
+        async def answer_late(*_: object) -> list[object]:
+            if is_deleted:
+                await store.delete("public.new")
+            await store.flush()
+            return before
+
+        monkeypatch.setattr(store, "commands", answer_late)
+        await store.put(entry("public.new"), 60)
+        (found,) = await store.get_many(["public.new"])
+        assert (found is None) == is_deleted
+
+
 async def test_writes_wait_for_a_frozen_redis_and_are_read_meanwhile(own_valkey: Valkey) -> None:
     """An entry stored while Redis is frozen is found at once and is written when Redis answers again."""
     async with open_redis_store(own_valkey.url, DEADLINE) as store:
