@@ -156,7 +156,7 @@ async def test_what_is_no_engine_is_asked_once(stage: Stage, serve: Serve) -> No
 
     client = await stage.gateway(await serve(provider), await serve(loading), admin_key=KEY)
     upstreams = client.gateway.router.upstreams
-    # The first health check forgets what upstreams lack: they may have come back as others.
+    # The first health check clears what is known of an upstream: it may be another one than before.
     await until(lambda: all(upstream.probed for upstream in upstreams))
     asked.clear()
     for _ in range(3):
