@@ -125,19 +125,21 @@ class Evictor:
         # Pinned chains count as used last.
         ends = _ends(fresh) + [fresh[name.key] for name in self.folder.pinned() if name.key in fresh]
         fits = self._newest_that_fit(fresh, ends)
-        too_many = [block.name for key, block in fresh.items() if key not in fits and key not in self._orphans]
-        self._unlink(too_many)
-        self._names.update((key, fresh[key].name) for key in fits)
+        self._unlink([block.name for key, block in fresh.items() if key not in fits and key not in self._orphans])
         self._pins_changed = True
-        for block in ends:
-            if block.name.key in fits:
-                self._use(block.name, Access(time.monotonic()), block.size)
+        for end in ends:
+            self._admit(end, fits)
         self._remove_old_drafts()
 
-    def _newest_that_fit(self, fresh: Mapping[bytes, StoredBlock], ends: Sequence[StoredBlock]) -> set[bytes]:
-        """Of unknown blocks, the complete chains that fit, those used last first; adds the others to the orphans."""
-        fits: set[bytes] = set()
-        room = self._tree.capacity - self._tree.size
+    def _newest_that_fit(
+        self, fresh: Mapping[bytes, StoredBlock], ends: Sequence[StoredBlock]
+    ) -> dict[bytes, StoredBlock]:
+        """Of unknown blocks, the complete chains that fit, those used last first; adds the others to the orphans.
+
+        Known blocks take no space from them: what a process writes while its folder is scanned is newer.
+        """
+        fits: dict[bytes, StoredBlock] = {}
+        room = self._tree.capacity
         for end in reversed(ends):
             chain = [end]
             while not chain[-1].name.is_first and (parent := chain[-1].name.parent) in fresh and parent not in fits:
@@ -154,8 +156,22 @@ class Evictor:
             room -= sum(block.size for block in new)
             if room < 0:
                 break
-            fits.update(block.name.key for block in new)
+            fits.update((block.name.key, block) for block in new)
         return fits
+
+    def _admit(self, end: StoredBlock, fits: dict[bytes, StoredBlock]) -> None:
+        """Admits a chain of found blocks, which are taken out of `fits`, in place of those used before them."""
+        chain: list[BlockName] = []
+        key = end.name.key
+        while key in fits:
+            chain.append(fits.pop(key).name)
+            key = chain[-1].parent
+        if chain and not self._has_its_parent(chain[-1]):  # it was evicted for a chain admitted before
+            self._unlink(chain)
+            return
+        self._names.update((name.key, name) for name in chain)
+        if end.name.key in self._names:
+            self._use(end.name, Access(time.monotonic()), end.size)
 
     def _apply_records(self, journal: str, records: Sequence[Record]) -> None:
         """Applies journal records. Blocks of one chain that were written together are admitted together."""

@@ -16,7 +16,7 @@ from prefix_store.tiers.cancellation import Cancelled, CancelToken
 from prefix_store.tiers.counts import Progress, TierCounts
 from prefix_store.tiers.disk.block_name import BlockName, block_name
 from prefix_store.tiers.disk.disk_tier import DiskTier
-from prefix_store.tiers.disk.evictor import Evictor, bytes_ahead, lock_evictor
+from prefix_store.tiers.disk.evictor import WRITERS, Evictor, bytes_ahead, lock_evictor
 from prefix_store.tiers.disk.folder import Folder
 from prefix_store.tiers.disk.folder_session import FolderSession, Use
 from prefix_store.tiers.disk.writer import DiskWriter
@@ -149,6 +149,65 @@ def test_a_child_of_an_evicted_block_takes_no_room_from_its_writer(turns: Turns)
     turns.evictor.turn()
     assert session.may_write(room)
     assert [session.has(name) for name in names] == [True, False, False, False]
+
+
+def fill(turns: Turns, session: FolderSession) -> list[BlockName]:
+    """Ten chains of twelve blocks, of which not all fit; returns their names."""
+    names = [block_name(FORMAT, chain(f"{number}", 12), place) for number in range(10) for place in range(12)]
+    for name in names:
+        save(session, name)
+        turns.evictor.turn()
+    return names
+
+
+def test_what_is_written_while_a_full_folder_is_scanned_stays(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is newer than what is known, which makes way; its writer goes on with the chain."""
+    session, ending = turns.session(), turns.session()
+    old = fill(turns, session)
+    new = [block_name(FORMAT, chain("new", 4), place) for place in range(4)]
+    scan = turns.evictor._scan
+
+    def scan_late() -> None:
+        for name in new[:2]:
+            save(session, name)
+        scan()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(turns.evictor, "_scan", scan_late)
+        ending.close()
+        turns.evictor._next_liveness = 0.0
+        turns.evictor.turn()
+    assert all(map(session.has, new[:2]))
+    turns.evictor.turn()
+    for name in new[2:]:
+        save(session, name)
+        turns.evictor.turn()
+    assert all(map(session.has, new))
+    assert not turns.evictor.problems()
+    assert {name.key for name in [*old, *new] if session.has(name)} == set(turns.evictor._names)
+    assert turns.evictor.used_bytes <= CAPACITY - WRITERS * bytes_ahead(CAPACITY)
+
+
+def test_what_follows_blocks_that_make_way_in_a_scan_goes_with_them(turns: Turns) -> None:
+    """Found files may be many, and what came before one of them may be evicted for the others."""
+    session = turns.session()
+    old = fill(turns, session)
+    found = [block_name(FORMAT, chain(f"found {number}", 12), place) for number in range(8) for place in range(12)]
+    kept_last = next(name for name in old if session.has(name))
+    late = BlockName(b"c" * 16, [name for name in old if session.has(name)][11].key, is_first=False)
+    paths = [Path(turns.folder.block(name)) for name in [*found, late]]
+    for number, path in enumerate(paths):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(FORMAT.frame_bytes))
+        os.utime(path, (4e9 + number, 4e9 + number))
+    turns.evictor._next_scan = 0.0
+    turns.evictor.turn()
+    assert not turns.evictor.problems()
+    stored = {block.name for block in turns.folder.stored()}
+    assert {name.key for name in stored} == set(turns.evictor._names)
+    assert set(found) <= stored
+    assert kept_last not in stored
+    assert late not in stored
 
 
 def test_of_a_frame_that_was_freed_while_it_was_written_no_file_is_left(
