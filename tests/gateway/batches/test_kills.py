@@ -105,7 +105,7 @@ async def test_a_stopped_runner_goes_on_in_the_same_process(stage: BatchStage) -
     async with open_batches(stage.store, stage.upstream.url.removesuffix("/v1"), OPTIONS):
         await stage.upstream.wait_for(1 + _IN_FLIGHT)
         before = asyncio.get_running_loop().time()
-    assert asyncio.get_running_loop().time() - before < 1
+    assert asyncio.get_running_loop().time() - before < 5
     await stage.upstream.wait_for_cancelled(_IN_FLIGHT)
     stage.upstream.replies[:] = []
     async with open_batches(BatchStore(stage.state, MAX_FILE), stage.upstream.url.removesuffix("/v1"), OPTIONS):

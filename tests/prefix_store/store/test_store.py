@@ -195,13 +195,13 @@ async def test_a_disk_on_which_writing_hangs_does_not_keep_the_engine_s_memory(
     """The sources are free after a timeout; until the disk is tried again, it is skipped."""
     hung = threading.Event()
     monkeypatch.setattr(FolderSession, "save", lambda *block: hung.wait(20))
-    monkeypatch.setattr("prefix_store.store.store._LONGEST_KEEP", 0.3)
+    monkeypatch.setattr("prefix_store.store.store._LONGEST_KEEP", 1.0)
     async with engine(memory_bytes=ROOM, disk=tmp_path / "kv") as one:
         for name in ("first", "second"):
             began = time.monotonic()
             await one.keep(chain(name, 5))
             await one.leading(chain(name, 5), memory=5, disk=0)
-        assert time.monotonic() - began < 0.25  # the second time
+        assert time.monotonic() - began < 0.9  # the second time
         hung.set()
 
 
@@ -268,7 +268,7 @@ async def test_a_halt_from_another_thread_ends_a_restore_at_once(tmp_path: Path)
             thread = threading.Thread(target=cancel.set)
             thread.start()
             restored = await restoring
-            assert time.monotonic() - began < 0.5
+            assert time.monotonic() - began < 2.0
             thread.join()
             assert restored.blocks == 6
             was = memory.bytes.copy()
