@@ -220,7 +220,7 @@ async def test_a_deletion_reaches_the_memory_of_other_workers(valkey: Valkey) ->
         async def seen() -> bool:
             return isinstance(await other.lookup(gone), Miss)
 
-        await until(seen, within=3)
+        await until(seen, within=1.8)
         assert isinstance(await one.lookup(gone), Miss)
         assert await tier_of(other, stays) == "memory"
 

@@ -50,7 +50,7 @@ async def test_a_purge_is_seen_by_all_workers(
         for owner in purged:
             assert await is_gone(one, keys[owner])
         for owner in purged:
-            await until(lambda key=keys[owner]: is_gone(other, key), within=3)  # type: ignore[misc]
+            await until(lambda key=keys[owner]: is_gone(other, key), within=1.8)  # type: ignore[misc]
         for owner in set(owners) - purged:
             assert await tier_of(one, keys[owner]) == await tier_of(other, keys[owner]) == "memory"
         async with worker(valkey.url) as late:
@@ -70,7 +70,7 @@ async def test_a_purge_of_a_tag_is_seen_by_all_workers(valkey: Valkey) -> None:
         await one.purge("tag", "x")
         for key in purged:
             assert await is_gone(one, key)
-            await until(lambda key=key: is_gone(other, key), within=3)  # type: ignore[misc]
+            await until(lambda key=key: is_gone(other, key), within=1.8)  # type: ignore[misc]
         for key in set(names) - set(purged):
             assert await tier_of(one, key) == await tier_of(other, key) == "memory"
         await other.store(late_answer)
@@ -113,7 +113,7 @@ async def test_a_purge_of_a_layer_concerns_it_alone(valkey: Valkey) -> None:
         await one.purge_before(now, "semantic")
         await one.purge_before(now - 9, "semantic")
         assert await tier_of(one, key_of(1)) == "memory"
-        await until(lambda: other.purged_before("semantic") == now, within=3)
+        await until(lambda: other.purged_before("semantic") == now, within=1.8)
         async with worker(valkey.url) as late:
             assert late.purged_before("semantic") == now
             assert late.purged_before("another") == 0.0
@@ -129,7 +129,7 @@ async def test_a_purge_by_age_is_seen_by_all_workers(valkey: Valkey) -> None:
             assert await tier_of(other, key) == "redis"
         await one.purge_before(now - 75)
         await other.purge_before(now - 90)
-        await until(lambda: is_gone(other, keys[0]), within=3)
+        await until(lambda: is_gone(other, keys[0]), within=1.8)
         assert await is_gone(one, keys[0])
         async with worker(valkey.url) as late:
             assert await is_gone(late, keys[0])
@@ -166,7 +166,7 @@ async def test_a_purge_frees_the_memory_of_its_entries(valkey: Valkey) -> None:
         async def freed() -> bool:
             return len(other.memory) == 1000
 
-        await until(freed, within=3)
+        await until(freed, within=1.8)
 
 
 async def test_an_answer_computed_during_a_purge_is_not_kept(valkey: Valkey) -> None:
@@ -179,7 +179,7 @@ async def test_an_answer_computed_during_a_purge_is_not_kept(valkey: Valkey) -> 
         assert await is_gone(one, key)
         assert len(one.memory) == 0
         await written(other, there)
-        await until(lambda: is_gone(other, key), within=3)
+        await until(lambda: is_gone(other, key), within=1.8)
         assert await is_gone(one, key)
         await written(one, answer_to(one, key))
         assert await tier_of(one, key) == "memory"
@@ -194,7 +194,7 @@ async def test_purged_entries_stay_purged_after_redis_was_flushed(valkey: Valkey
         await written(one, early)
         assert await tier_of(other, key) == "redis"
         await one.purge("all")
-        await until(lambda: is_gone(other, key), within=3)
+        await until(lambda: is_gone(other, key), within=1.8)
         await raw.flushall()
         for cache in (one, other):
             await cache.sync_purges()
@@ -281,7 +281,7 @@ async def test_the_purges_are_read_at_once_after_an_outage(valkey: Valkey) -> No
         assert cache.redis
         for _ in range(10):
             cache.redis.breaker.trip(ConnectionError("cut"))
-            await until(lambda: is_gone(cache, key_of(1)), within=3)
+            await until(lambda: is_gone(cache, key_of(1)), within=1.8)
 
 
 async def test_a_purge_during_an_outage_reaches_all_workers_after_it(own_valkey: Valkey) -> None:
@@ -310,7 +310,7 @@ async def test_workers_agree_after_concurrent_purges(valkey: Valkey) -> None:
         async def agreed() -> bool:
             return one.generation(A, "m") == other.generation(A, "m")
 
-        await until(agreed, within=3)
+        await until(agreed, within=1.8)
         assert not any(cache.counts(kept) for cache in (one, other) for kept in before)
 
 

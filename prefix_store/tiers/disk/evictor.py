@@ -8,6 +8,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 
 from prefix_store.eviction.access import Access
 from prefix_store.eviction.pins import Pins
@@ -127,6 +128,9 @@ class Evictor:
         fits = self._newest_that_fit(fresh, ends)
         self._unlink([block.name for key, block in fresh.items() if key not in fits and key not in self._orphans])
         self._pins_changed = True
+        # Not evicted for the first of the found blocks, as it would be if it was used longest ago.
+        for parent in {block.name.parent for block in fits.values() if not block.name.is_first} & self._names.keys():
+            self._use(self._names[parent], Access(time.monotonic()), 1)
         for end in ends:
             self._admit(end, fits)
         self._remove_old_drafts()
@@ -134,7 +138,7 @@ class Evictor:
     def _newest_that_fit(
         self, fresh: Mapping[bytes, StoredBlock], ends: Sequence[StoredBlock]
     ) -> dict[bytes, StoredBlock]:
-        """Of unknown blocks, the complete chains that fit, those used last first; adds the others to the orphans.
+        """Of unknown blocks, the complete chains that fit, those used last first; adds incomplete ones to the orphans.
 
         Known blocks take no space from them: what a process writes while its folder is scanned is newer.
         """
@@ -160,18 +164,24 @@ class Evictor:
         return fits
 
     def _admit(self, end: StoredBlock, fits: dict[bytes, StoredBlock]) -> None:
-        """Admits a chain of found blocks, which are taken out of `fits`, in place of those used before them."""
-        chain: list[BlockName] = []
+        """Admits a chain of found blocks, which are taken out of `fits`; known ones make way, as the policy says."""
+        chain: list[StoredBlock] = []
         key = end.name.key
         while key in fits:
-            chain.append(fits.pop(key).name)
-            key = chain[-1].parent
-        if chain and not self._has_its_parent(chain[-1]):  # it was evicted for a chain admitted before
-            self._unlink(chain)
-            return
-        self._names.update((name.key, name) for name in chain)
-        if end.name.key in self._names:
-            self._use(end.name, Access(time.monotonic()), end.size)
+            chain.append(fits.pop(key))
+            if chain[-1].name.is_first:
+                break
+            key = chain[-1].name.parent
+        access = Access(time.monotonic())
+        if not chain and key in self._names:
+            self._use(end.name, access, end.size)
+        for size, run in groupby(reversed(chain), lambda block: block.size):
+            names = [block.name for block in run]
+            if self._has_its_parent(names[0]):
+                self._names.update((name.key, name) for name in names)
+                self._use(names[-1], access, size)
+            else:  # it was evicted for what was admitted before
+                self._unlink(names[::-1])
 
     def _apply_records(self, journal: str, records: Sequence[Record]) -> None:
         """Applies journal records. Blocks of one chain that were written together are admitted together."""
@@ -186,7 +196,8 @@ class Evictor:
                 self._use(written.name, self._access(journal, written), written.number)
                 written = None
             match record.kind:
-                case Kind.WROTE if name.key not in self._names:
+                # A scan may have found and evicted it before its record was read.
+                case Kind.WROTE if name.key not in self._names and os.path.exists(self.folder.block(name)):
                     if self._has_its_parent(name):
                         self._names[name.key] = name
                         written = record

@@ -206,10 +206,10 @@ async def test_a_purge_and_a_deletion_reach_all_workers_of_a_cluster(cluster: Va
             await written(one, answer_to(one, key))
             assert isinstance(await other.lookup(key), Hit)
         await one.delete(keys[0].id)
-        await until(lambda: other.memory.peek(keys[0].id) is None, within=3)
+        await until(lambda: other.memory.peek(keys[0].id) is None, within=1.8)
         assert not isinstance(await other.lookup(keys[0]), Hit)
         await one.purge("all")
-        await until(lambda: len(other.memory) == 0, within=3)
+        await until(lambda: len(other.memory) == 0, within=1.8)
         assert not [key for key in keys if isinstance(await other.lookup(key), Hit)]
 
 

@@ -372,7 +372,8 @@ async def test_who_says_that_it_has_the_model_is_asked(stage: Stage, running: by
         listening(warm, answering("warm", running, listed)),
     ):
         client = await stage.gateway(cold, warm, routing=RoutingSettings(strategy="model-aware"))
-        await client.gateway.router.refresh()
+        upstreams = client.gateway.router.upstreams
+        await until(lambda: all(upstream.loaded is not None for upstream in upstreams))
         for number in range(4):
             await client.post(chat(f"question {number}"))
     assert asked == ["warm"] * 4

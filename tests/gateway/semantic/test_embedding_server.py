@@ -1,6 +1,5 @@
 """A semantic cache whose vectors a server computes: what clients see while it answers, hangs and is away."""
 
-import statistics
 import time
 from collections.abc import AsyncIterator
 
@@ -70,8 +69,8 @@ async def test_while_the_server_hangs_requests_go_to_the_upstream(
         answer = await client.post(chat(f"Where is office number {number}?"))
         took.append(time.monotonic() - began)
         assert (answer.status, answer.cache) == (200, "miss")
-    assert took[0] >= 0.8
-    assert statistics.median(took[1:]) < 0.8, "no later request waits for a server that is down"
+    assert 0.8 <= took[0] < 5.0
+    assert sum(seconds >= 0.8 for seconds in took[1:]) <= 1, "no later request waits, but for a busy machine"
     assert (await client.post(chat(ASKED.lower()))).headers["x-keepgate-layer"] == "normalized", "it needs no vector"
     assert await figure(client, "available")
     assert not await figure(client, "embedder.available")

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import statistics
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -85,7 +84,7 @@ async def test_a_frozen_process_costs_one_deadline_once(
     await until_ready(client)
 
     assert took[0] >= 1.0, "the first waits for it"
-    assert statistics.median(took[1:]) < 1.0, "the others do not"
+    assert sum(seconds >= 1.0 for seconds in took[1:]) <= 1, "the others do not, but for a busy machine"
     assert (await client.post(chat(AGAIN))).status == 200
 
 

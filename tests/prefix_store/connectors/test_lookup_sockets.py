@@ -3,7 +3,6 @@
 import asyncio
 import os
 import socket
-import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -83,7 +82,7 @@ def test_a_worker_that_does_not_answer_in_time_is_not_waited_for_again(
             engine.step()
             took.append(time.monotonic() - began)
     assert took[0] >= 0.2
-    assert statistics.median(took[1:]) < 0.2
+    assert sum(seconds >= 0.2 for seconds in took[1:]) <= 1  # a busy machine's
     engine.run()
     assert [request.loaded for request in requests] == [36] * 6
 

@@ -283,6 +283,7 @@ async def test_an_index_that_is_away_costs_a_request_less_than_a_tenth_of_a_seco
             seconds.append(time.monotonic() - began)
             assert location == Location({"memory": 10})
         assert statistics.median(seconds) < 0.1
+        assert max(seconds) < 2.0  # a busy machine's
         if trouble == "frozen":
             own_valkey.thaw()
 

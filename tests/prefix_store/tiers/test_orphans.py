@@ -188,26 +188,56 @@ def test_what_is_written_while_a_full_folder_is_scanned_stays(turns: Turns, monk
     assert turns.evictor.used_bytes <= CAPACITY - WRITERS * bytes_ahead(CAPACITY)
 
 
-def test_what_follows_blocks_that_make_way_in_a_scan_goes_with_them(turns: Turns) -> None:
-    """Found files may be many, and what came before one of them may be evicted for the others."""
-    session = turns.session()
-    old = fill(turns, session)
-    found = [block_name(FORMAT, chain(f"found {number}", 12), place) for number in range(8) for place in range(12)]
-    kept_last = next(name for name in old if session.has(name))
-    late = BlockName(b"c" * 16, [name for name in old if session.has(name)][11].key, is_first=False)
-    paths = [Path(turns.folder.block(name)) for name in [*found, late]]
-    for number, path in enumerate(paths):
+def place(turns: Turns, names: list[BlockName], sizes: dict[BlockName, int]) -> None:
+    """Puts files into the folder that no journal names, each used later than the one before; most are of one frame."""
+    for number, name in enumerate(names):
+        path = Path(turns.folder.block(name))
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(bytes(FORMAT.frame_bytes))
+        path.write_bytes(bytes(sizes.get(name, FORMAT.frame_bytes)))
         os.utime(path, (4e9 + number, 4e9 + number))
     turns.evictor._next_scan = 0.0
     turns.evictor.turn()
-    assert not turns.evictor.problems()
+
+
+def test_many_files_that_a_scan_finds_do_not_cost_the_newest_one_its_parent(turns: Turns) -> None:
+    """It goes on with a chain that was used before all of them."""
+    session = turns.session()
+    old = [name for name in fill(turns, session) if session.has(name)]
+    found = [block_name(FORMAT, chain(f"found {number}", 12), at) for number in range(8) for at in range(12)]
+    parent = old[3]  # the end of what is left of the first chain, which would be evicted first
+    found.append(BlockName(b"c" * 16, parent.key, is_first=False))
+    place(turns, found, {})
     stored = {block.name for block in turns.folder.stored()}
+    assert not turns.evictor.problems()
     assert {name.key for name in stored} == set(turns.evictor._names)
-    assert set(found) <= stored
-    assert kept_last not in stored
-    assert late not in stored
+    assert {*found, parent} <= stored
+    assert old[4] not in stored
+
+
+def test_files_of_other_sizes_that_a_scan_finds_count_with_these(turns: Turns) -> None:
+    """A chain may end with an empty file, as after a power cut."""
+    fill(turns, turns.session())
+    found = [block_name(FORMAT, chain("found", 100), at) for at in range(100)]
+    place(turns, found, {found[-1]: 0})
+    assert not turns.evictor.problems()
+    assert sum(block.size for block in turns.folder.stored()) == turns.evictor.used_bytes <= CAPACITY
+
+
+def test_a_first_block_follows_no_other_whatever_its_name_says(turns: Turns) -> None:
+    """Its parent is not looked for in the folder."""
+    other, first = block_name(FORMAT, chain("other", 1), 0), BlockName(b"f" * 16, chain("other", 1)[0].key, True)
+    place(turns, [first, other], {})
+    assert not turns.evictor.problems()
+    assert set(turns.evictor._names) == {other.key, first.key}
+
+
+def test_a_block_whose_file_is_gone_when_its_record_is_read_is_not_known(turns: Turns) -> None:
+    """A scan may have found and evicted it before."""
+    session, name = turns.session(), block_name(FORMAT, chain("0", 1), 0)
+    save(session, name)
+    os.unlink(turns.folder.block(name))
+    turns.evictor.turn()
+    assert len(turns.evictor) == 0
 
 
 def test_of_a_frame_that_was_freed_while_it_was_written_no_file_is_left(

@@ -224,12 +224,12 @@ def test_a_disk_that_hangs_holds_nobody_and_no_memory(model: Path, disk: Path) -
         pool = later.cache.cache_controller.storage_host_pool
         free = pool.available_size()
         waits = []
-        for _ in range(3):
+        for _ in range(4):
             began = time.monotonic()
             assert later.prefetch(key) == 0
             waits.append(time.monotonic() - began)
         assert waits[0] < 5.0
-        assert min(waits[1:]) < 0.3
+        assert sum(seconds >= 0.3 for seconds in waits[1:]) <= 1  # a busy machine's
         later.settle(lambda: pool.available_size() == free)
         os.close(os.open(file, os.O_RDWR | os.O_NONBLOCK))
 
