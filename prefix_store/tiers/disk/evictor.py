@@ -128,7 +128,7 @@ class Evictor:
         fits = self._newest_that_fit(fresh, ends)
         self._unlink([block.name for key, block in fresh.items() if key not in fits and key not in self._orphans])
         self._pins_changed = True
-        # Not evicted for the first of the found blocks, as it would be if it was used longest ago.
+        # Parents that were used long ago would be evicted for found blocks that are admitted before their children.
         for parent in {block.name.parent for block in fits.values() if not block.name.is_first} & self._names.keys():
             self._use(self._names[parent], Access(time.monotonic()), 1)
         for end in ends:
@@ -140,7 +140,7 @@ class Evictor:
     ) -> dict[bytes, StoredBlock]:
         """Of unknown blocks, the complete chains that fit, those used last first; adds incomplete ones to the orphans.
 
-        Known blocks take no space from them: what a process writes while its folder is scanned is newer.
+        The space of known blocks counts as free: what a process writes while its folder is scanned is newer.
         """
         fits: dict[bytes, StoredBlock] = {}
         room = self._tree.capacity
@@ -164,7 +164,7 @@ class Evictor:
         return fits
 
     def _admit(self, end: StoredBlock, fits: dict[bytes, StoredBlock]) -> None:
-        """Admits a chain of found blocks, which are taken out of `fits`; known ones make way, as the policy says."""
+        """Admits a chain of found blocks, which are taken out of `fits`, and evicts what the policy names for it."""
         chain: list[StoredBlock] = []
         key = end.name.key
         while key in fits:
